@@ -1,0 +1,1 @@
+"""Hydra launchers: thin plugins over the underscore modules that do the work."""

@@ -1,0 +1,33 @@
+"""hydra/launcher=local: each job of a run or a sweep in processes of its own on this machine."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="local",
+    node={"_target_": "hydra_plugins.lm_launchers.local_launcher.LocalLauncher"},
+    provider="lm",
+)
+
+
+class LocalLauncher(Launcher):
+    """Starts cluster.processes processes a job, under horovodrun where they are more than one."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context: Optional[HydraContext] = hydra_context
+        self.task_function = task_function
+        self.config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> List[JobReturn]:
+        from hydra_plugins.lm_launchers import _local
+
+        return _local.launch(self, job_overrides, initial_job_idx)

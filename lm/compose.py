@@ -1,0 +1,139 @@
+"""From a command line to a composed configuration: Hydra does it; every override it refuses is told at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Set, Tuple
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm.config import ConfigError, Problem, defaults, did_you_mean, load
+from lm.schema import Config
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+def register() -> None:
+    """Tells Hydra the schema's defaults and the resolver that conf/config.yaml uses."""
+    ConfigStore.instance().store(name="schema", node=defaults())
+    OmegaConf.register_new_resolver(
+        "launch_mode", lambda processes: "MULTIRUN" if processes > 1 else None, replace=True
+    )
+
+
+def compose(overrides: Iterable[str]) -> Config:
+    """Composes, types and checks a configuration.
+
+    overrides: as on the command line ("model=125m", "optimizer.learning_rate=1e-4").
+    Raises ConfigError with every problem of the overrides and of the values.
+    """
+    composed, problems = composed_with_problems(overrides)
+    try:
+        config = load(composed)
+    except ConfigError as error:
+        raise ConfigError(problems + error.problems) from None
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def composed_with_problems(overrides: Iterable[str]) -> Tuple[DictConfig, List[Problem]]:
+    """What Hydra composes of the overrides that it can take, and a problem for each that it cannot."""
+    register()
+    overrides = list(overrides)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            return hydra_compose("config", overrides), []
+        except (HydraException, OmegaConfBaseException):
+            good, problems = _sort_out(overrides)
+            return hydra_compose("config", good), problems
+
+
+def _sort_out(overrides: List[str]) -> Tuple[List[str], List[Problem]]:
+    """The overrides that compose, and why each of the others does not."""
+    parser = OverridesParser.create()
+    groups = _groups()
+    chosen: List[str] = []
+    settings: List[Tuple[str, Override]] = []
+    problems: List[Problem] = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:
+            problems.append(_unparsable(text))
+            continue
+        key = override.key_or_group
+        if key in groups:
+            option = override.value()
+            if override.is_sweep_override() or override.is_delete() or option in groups[key] or option is None:
+                chosen.append(text)
+            else:
+                wanted = did_you_mean(str(option), groups[key])
+                problems.append(Problem((key,), f"{key}={option} is not an option of the group {key}", wanted))
+        elif key.startswith("hydra"):
+            chosen.append(text)
+        else:
+            settings.append((text, override))
+    known = _leaves(hydra_compose("config", chosen))
+    good = list(chosen)
+    for text, override in settings:
+        key = override.key_or_group
+        if key in known and not override.is_add():
+            good.append(text)
+        else:
+            section = key.split(".")[0]
+            own = {name for name in known if name.startswith(section + ".")}
+            problems.append(Problem((key,), f"{key} is not a setting", did_you_mean(key, own or known | set(groups))))
+    while True:  # what is left is rare (an append to a list that is none, say): ask Hydra itself
+        try:
+            hydra_compose("config", good)
+            return good, problems
+        except (HydraException, OmegaConfBaseException) as error:
+            bad = next((text for text in good if _breaks(text, chosen)), good[-1])
+            good.remove(bad)
+            problems.append(Problem((bad.split("=")[0],), f"{bad}: {str(error).splitlines()[0]}"))
+
+
+def _breaks(override: str, chosen: List[str]) -> bool:
+    """Whether this override does not compose with the chosen groups alone."""
+    try:
+        hydra_compose("config", [*(text for text in chosen if text != override), override])
+    except (HydraException, OmegaConfBaseException):
+        return True
+    return False
+
+
+def _unparsable(text: str) -> Problem:
+    key, separator, value = text.partition("=")
+    if not separator:
+        return Problem((key,), f"{text} is not an override", f"{key}=VALUE")
+    if re.search(r"[=,:{}\[\]()\s]", value):
+        reason = "has characters that are Hydra's own grammar"
+        return Problem((key,), f"the value of {key}, {value}, {reason}: quote it", f"""'{key}="{value}"'""")
+    return Problem((key,), f"{text} cannot be read as an override", f"""'{key}="{value}"'""")
+
+
+def _groups() -> Dict[str, Set[str]]:
+    """The configuration groups and their options, from the files."""
+    folders = [folder for folder in CONF.iterdir() if folder.is_dir() and folder.name != "hydra"]
+    return {folder.name: {file.stem for file in folder.glob("*.yaml")} for folder in folders}
+
+
+def _leaves(node: Any, prefix: str = "") -> Set[str]:
+    """The dotted names of all settings, and of the sections that hold them."""
+    names: Set[str] = set()
+    for key in node:
+        name = f"{prefix}{key}"
+        names.add(name)
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_missing() and not child._is_none():
+            names |= _leaves(child, name + ".")
+    return names

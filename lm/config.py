@@ -1,0 +1,199 @@
+"""A composed configuration, typed and checked: everything that is wrong with it is told at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Tuple
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lm.schema import KINDS, SECTIONS, Config
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration.
+
+    keys: the settings that it is about, most telling first ("model.heads").
+    text: what is wrong, with both numbers.
+    fix: what to type instead.
+    """
+
+    keys: Tuple[str, ...]
+    text: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}\n     -> {self.fix}" if self.fix else self.text
+
+
+class ConfigError(Exception):
+    """A request that is refused before anything slow happens. Exit status 2.
+
+    problems: every problem that was found, not only the first.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        count = len(self.problems)
+        head = "1 problem" if count == 1 else f"{count} problems"
+        lines = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)]
+        super().__init__("\n".join([f"refused: {head} in this configuration; nothing was started", *lines]))
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest valid name, or all of them."""
+    valid = sorted(valid)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}"
+
+
+def defaults() -> Dict[str, Any]:
+    """Every setting that has one schema, with its default: the first layer that Hydra composes upon.
+
+    Plain values without types, so that composing never stops at the first wrong type: `load` names them all.
+    """
+    known = {name: schema for name, schema in SECTIONS.items() if schema is not None}
+    return {
+        name: {f.name: _default(f) for f in dataclasses.fields(schema)} for name, schema in known.items()
+    }
+
+
+def _default(setting_field: Any) -> Any:
+    if setting_field.default is not dataclasses.MISSING:
+        return setting_field.default
+    return setting_field.default_factory()
+
+
+def load(composed: DictConfig) -> Config:
+    """Types a composed configuration and checks every setting by itself and against the others.
+
+    Raises ConfigError with every problem.
+    """
+    OmegaConf.resolve(composed)
+    problems: List[Problem] = []
+    for name in composed:
+        if name not in SECTIONS:
+            problems.append(Problem((str(name),), f"{name} is not a section", did_you_mean(str(name), SECTIONS)))
+    sections = {name: _section(name, composed.get(name), problems) for name in SECTIONS}
+    config = Config(**sections)
+    bad = {key for problem in problems for key in problem.keys}
+    problems += [problem for problem in _disagreements(config) if not bad.intersection(problem.keys)]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def _section(name: str, values: Any, problems: List[Problem]) -> Any:
+    """One section as its dataclass; a value that does not fit adds a problem and is left at a stand-in."""
+    values = values if isinstance(values, DictConfig) else OmegaConf.create({})
+    schema = SECTIONS[name]
+    if schema is None:
+        kinds = KINDS[name]
+        kind = values.get("name")
+        if kind not in kinds:
+            problems.append(
+                Problem((f"{name}.name",), f"{name}.name={kind} is not known", did_you_mean(str(kind), kinds))
+            )
+            kind = next(iter(kinds))
+        schema = kinds[kind]
+    typed = OmegaConf.structured(schema)
+    fields = {f.name: f for f in dataclasses.fields(schema)}
+    for key, value in values.items():
+        key = str(key)
+        full = f"{name}.{key}"
+        if key not in fields:
+            problems.append(Problem((full,), f"{full} is not a setting", did_you_mean(key, fields)))
+            continue
+        if OmegaConf.is_missing(values, key):
+            continue
+        try:
+            typed[key] = value
+        except OmegaConfBaseException:
+            wanted = str(fields[key].type).replace("Optional[", "").rstrip("]")
+            article = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+            shown = "null" if value is None else repr(value)
+            whole = wanted == "int" and isinstance(value, float) and value.is_integer()
+            fix = f"{full}={int(value)}" if whole else ""
+            problems.append(
+                Problem((full,), f"{full}={shown} is not {article.get(wanted, wanted)} (type {wanted})", fix)
+            )
+    for key, f in fields.items():
+        full = f"{name}.{key}"
+        if OmegaConf.is_missing(typed, key):
+            if not any(full in problem.keys for problem in problems):
+                problems.append(Problem((full,), f"{full} has no value", f"{full}=..."))
+            typed[key] = _stand_in(f)
+        elif typed[key] is not None:
+            problems += _limits(full, typed[key], f.metadata)
+    return OmegaConf.to_object(typed)
+
+
+def _stand_in(f: Any) -> Any:
+    """A value of the right type for a setting that has none, so that the other checks can go on."""
+    kind = str(f.type)
+    return "x" if "str" in kind else max(1, int(f.metadata["minimum"] or 1)) if "int" in kind else 0.5
+
+
+def _limits(full: str, value: Any, limits: Any) -> List[Problem]:
+    """What a setting's own limits say against its value."""
+    problems = []
+
+    def refuse(rule: str, fix: str) -> None:
+        problems.append(Problem((full,), f"{full}={value} must be {rule}", fix))
+
+    if isinstance(value, float) and not math.isfinite(value):
+        refuse("finite", f"a number for {full}")
+    elif limits["minimum"] is not None and value < limits["minimum"]:
+        refuse(f"at least {limits['minimum']}", f"{full}={limits['minimum']}")
+    elif limits["above"] is not None and value <= limits["above"]:
+        refuse(f"above {limits['above']}", f"a positive {full}" if limits["above"] == 0 else "")
+    elif limits["maximum"] is not None and value > limits["maximum"]:
+        refuse(f"at most {limits['maximum']}", f"{full}={limits['maximum']}")
+    elif limits["below"] is not None and value >= limits["below"]:
+        refuse(f"below {limits['below']}", f"{full}={limits['below'] * 0.1:g}" if limits["below"] > 0 else "")
+    if limits["choices"] and value not in limits["choices"]:
+        refuse(f"one of {', '.join(limits['choices'])}", did_you_mean(str(value), limits["choices"]))
+    if limits["pattern"] and not re.fullmatch(limits["pattern"], value):
+        refuse("letters, digits, dots, dashes and underscores only", "a name without = , or spaces")
+    return problems
+
+
+def _disagreements(config: Config) -> List[Problem]:
+    """What settings say against each other. `lm.plan` adds what batches and replicas say."""
+    problems = []
+    model, schedule, train = config.model, config.schedule, config.train
+    if model.head_width is None and model.width % model.heads:
+        near = max(heads for heads in range(1, model.heads + 1) if model.width % heads == 0)
+        problems.append(
+            Problem(
+                ("model.heads", "model.width"),
+                f"model.heads={model.heads} does not divide model.width={model.width}",
+                f"model.heads={near}, or model.head_width=... to set it freely",
+            )
+        )
+    elif model.positions == "rotary" and (model.head_width or model.width // model.heads) % 2:
+        head_width = model.head_width or model.width // model.heads
+        problems.append(
+            Problem(
+                ("model.head_width", "model.positions", "model.width", "model.heads"),
+                f"model.positions=rotary turns pairs, and the head width {head_width} is odd",
+                f"model.head_width={head_width + 1}",
+            )
+        )
+    decay_steps = getattr(schedule, "decay_steps", 0)
+    if schedule.warmup_steps + decay_steps >= train.steps:
+        both = f" + schedule.decay_steps={decay_steps}" if decay_steps else ""
+        problems.append(
+            Problem(
+                ("schedule.warmup_steps", "schedule.decay_steps", "train.steps"),
+                f"schedule.warmup_steps={schedule.warmup_steps}{both} is not below train.steps={train.steps}",
+                f"train.steps={schedule.warmup_steps + decay_steps + 1} or more, or a shorter warm-up",
+            )
+        )
+    return problems
