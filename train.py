@@ -1,4 +1,4 @@
-"""Train a language model: compose, plan, print the plan, then launch or train."""
+"""Train a language model: compose, plan, print the plan, then launch or train. `python train.py --help` tells more."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from lm.config import ConfigError, load
+from lm import job
 from lm.compose import check_command_line, register
+from lm.config import load
 from lm.plan import make_plan
-
-register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def train(composed: DictConfig) -> None:
-    """One process. More than one start through a launcher, which never comes here."""
-    from lm import job
+    """A job of one process. Jobs of more, and sweeps, go to the launcher that the cluster names."""
 
-    config = load(composed)
-    plan = make_plan(config)
-    job.announce(config, plan)
-    job.prepare(config)
-    sys.exit(job.train_here(config, plan))
+    def work() -> int:
+        config = load(composed)
+        plan = make_plan(config)
+        _, done = job.begin(config, plan)
+        return 0 if done else job.train_here(config, plan)
+
+    sys.exit(job.status_of(work))
+
+
+def main() -> int:
+    """Refuses what cannot work with every reason at once, then leaves the rest to Hydra."""
+    register()
+    check_command_line(sys.argv[1:])
+    train()
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        check_command_line(sys.argv[1:])
-        train()
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    sys.exit(job.status_of(main))

@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterable, List, Set, Tuple
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -16,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.config import ConfigError, Problem, defaults, did_you_mean, load
+from lm.plan import make_plan
 from lm.schema import Config
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -137,3 +139,36 @@ def _leaves(node: Any, prefix: str = "") -> Set[str]:
         if isinstance(child, DictConfig) and not child._is_missing() and not child._is_none():
             names |= _leaves(child, name + ".")
     return names
+
+
+def check_command_line(arguments: List[str]) -> None:
+    """Refuses a command line before Hydra sees it. Raises ConfigError with every problem.
+
+    A point of a sweep is checked when the launcher has composed it: one bad point does not stop the others.
+    """
+    options = get_args_parser().parse_args(arguments)
+    if options.help or options.hydra_help or options.info or options.shell_completion:
+        return
+    if options.config_path or options.config_dir or options.config_name or options.experimental_rerun:
+        return  # another configuration than conf/: Hydra knows it, and `load` checks what it makes of it
+    _, problems = composed_with_problems(_first_point(options.overrides))
+    if problems:
+        raise ConfigError(problems)
+    if not options.multirun:
+        make_plan(compose(options.overrides))
+
+
+def _first_point(overrides: List[str]) -> List[str]:
+    """The overrides with the first value of each swept setting, enough to know that they compose."""
+    parser = OverridesParser.create()
+    points = []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:
+            points.append(text)
+            continue
+        if override.is_discrete_sweep():
+            text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
+        points.append(text)
+    return points

@@ -64,7 +64,7 @@ class Dataset:
     """Where text comes from and how it is cut into token shards."""
 
     name: str = setting(pattern=r"[A-Za-z0-9._-]+")
-    source: str = setting()  # a folder, a file, a glob, or python:stdlib
+    source: Optional[str] = setting(None)  # a folder, a file, a glob, or python:stdlib; a plan needs none
     vocabulary_size: int = setting(minimum=257, maximum=2**31 - 1)  # declared: a plan needs no data
     output: Optional[str] = setting(None)  # null: outputs/datasets/<name>-<hash of these settings>
     text_key: str = setting("text")  # of a .jsonl record
@@ -179,7 +179,7 @@ class Train:
     initial_loss_scale: float = setting(2.0**15, minimum=1)  # float16 only
     max_nonfinite_steps: int = setting(3, minimum=1)  # stop at this many in a row
     log_every_steps: int = setting(10, minimum=1)
-    eval_every_steps: int = setting(100, minimum=1)
+    eval_every_steps: int = setting(200, minimum=1)
     sample_tokens: int = setting(64, minimum=0)  # of text generated at the end; 0: none
 
 

@@ -1,0 +1,252 @@
+"""Checkpoints that a kill cannot spoil: written aside, synced, renamed, checksummed, restored whole or not at all.
+
+    checkpoints/step-00000100/weights.safetensors       the model, float32
+    checkpoints/step-00000100/optimizer.safetensors     moments, step, loss scale
+    checkpoints/step-00000100/checkpoint.json           written last: step, position, identity, checksums
+
+bfloat16 moments are stored as their 16 bits, because NumPy has no such type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+from safetensors.numpy import load_file, save_file
+
+from lm.config import ConfigError, Problem
+from lm.data.shards import Manifest
+from lm.run import RunFailed, sync_folder, write_whole
+from lm.schema import Config
+
+FORMAT = 1
+STATE = "checkpoint.json"
+NAME = re.compile(r"step-(\d{8,})")
+log = logging.getLogger("lm")
+
+
+@dataclass
+class Progress:
+    """Where a run is. sequences: consumed so far, the whole position in the data."""
+
+    step: int = 0
+    sequences: int = 0
+    skipped_steps: int = 0
+    nonfinite_steps: int = 0  # in a row, up to now
+    val_loss: Optional[float] = None  # measured at this very step
+    best_val_loss: Optional[float] = None
+
+    def count(self, line: Dict[str, Any], sequences: int) -> None:
+        """One more step, as its line reports it.
+
+        Not finite is a loss, or gradients under a loss scale of 1, which no smaller scale can mend.
+        """
+        self.step += 1
+        self.sequences += sequences
+        self.val_loss = None
+        self.skipped_steps += line["skipped"]
+        hopeless = not math.isfinite(line["loss"]) or (line["skipped"] and line["loss_scale"] <= 1.0)
+        self.nonfinite_steps = self.nonfinite_steps + 1 if hopeless else 0
+
+    def measure(self, val_loss: float) -> None:
+        """An evaluation at this step."""
+        if math.isfinite(val_loss):
+            self.val_loss = val_loss
+            self.best_val_loss = min(val_loss, math.inf if self.best_val_loss is None else self.best_val_loss)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether this step has the lowest validation loss so far."""
+        return self.val_loss is not None and self.val_loss == self.best_val_loss
+
+
+class Incomplete(Exception):
+    """A checkpoint that cannot be used; the message says why."""
+
+
+def identity(config: Config, manifest: Manifest) -> Dict[str, Any]:
+    """What a checkpoint must have in common with the run that resumes it."""
+    model = {f"model.{key}": value for key, value in dataclasses.asdict(config.model).items() if key != "name"}
+    return {
+        **model,
+        "dataset.vocabulary_size": config.dataset.vocabulary_size,
+        "optimizer.name": config.optimizer.name,
+        "optimizer.moments_dtype": config.optimizer.moments_dtype,
+        "tokenizer": manifest.tokenizer_sha256[:8],
+        "dataset": manifest.fingerprint(),
+    }
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    folder: theirs. identity: as above. keep: how many of the newest stay; the best by validation loss stays too.
+    """
+
+    def __init__(self, folder: Path, identity: Dict[str, Any], keep: int) -> None:
+        self.folder, self.identity, self.keep = folder, identity, keep
+
+    def save(self, progress: Progress, variables: Dict[str, tf.Variable]) -> None:
+        """Writes a checkpoint, then removes those that keep lets go.
+
+        Raises RunFailed where a weight is not finite: what cannot be trained on is not saved as if it could.
+        """
+        name = f"step-{progress.step:08d}"
+        aside = self.folder / f".{name}.partial"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        files = {}
+        weights = {name: v for name, v in variables.items() if not _is_state(name)}
+        state = {name: v for name, v in variables.items() if _is_state(name)}
+        for file, part in (("weights.safetensors", weights), ("optimizer.safetensors", state)):
+            arrays = {name: _to_numpy(variable) for name, variable in part.items()}
+            bad = [name for name, array in arrays.items() if not np.isfinite(array).all()]
+            if bad:
+                shutil.rmtree(aside)
+                raise RunFailed(f"step {progress.step}: {bad[0]} is not finite, so no checkpoint was written")
+            save_file(arrays, str(aside / file))
+            files[file] = _digest(aside / file, sync=True)
+        content = {"format": FORMAT, "progress": dataclasses.asdict(progress), "identity": self.identity, "files": files}
+        write_whole(aside / STATE, json.dumps(content, indent=1))
+        target = self.folder / name
+        if target.exists():  # an unusable one of the same step, or this one written before a resume
+            shutil.rmtree(target)
+        os.rename(aside, target)
+        sync_folder(self.folder)
+        self._let_go()
+
+    def restore(self, variables: Dict[str, tf.Variable]) -> Optional[Progress]:
+        """Restores the newest complete checkpoint and returns where it stood; None where there is none at all.
+
+        Skipped ones are logged with the reason. Raises ConfigError where the checkpoint is of another model,
+        tokenizer or dataset, and RunFailed where there are checkpoints and none is usable.
+        """
+        skipped = []
+        for path in self._newest_first():
+            try:
+                content, arrays = self._read(path)
+            except Incomplete as reason:
+                skipped.append(f"{path.name}: {reason}")
+                log.warning("skipped checkpoint %s: %s", path, reason)
+                continue
+            self._refuse_other(path, content["identity"])
+            missing = sorted(set(variables) - set(arrays))
+            extra = sorted(set(arrays) - set(variables))
+            if missing or extra:
+                raise RunFailed(f"{path} lacks {missing[:3]} and has {extra[:3]} that this run does not know")
+            for name, variable in variables.items():
+                _assign(name, variable, arrays[name])
+            return Progress(**content["progress"])
+        if skipped:
+            reasons = "\n  ".join(skipped)
+            raise RunFailed(
+                f"none of the checkpoints in {self.folder} is usable; run.resume=never starts again:\n  {reasons}"
+            )
+        return None
+
+    def steps(self) -> List[int]:
+        """The steps of the complete-looking checkpoints, newest first; their checksums are not read."""
+        return [int(NAME.fullmatch(path.name).group(1)) for path in self._newest_first() if (path / STATE).exists()]  # type: ignore[union-attr]
+
+    def _newest_first(self) -> List[Path]:
+        found = [path for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]
+        return sorted(found, key=lambda path: path.name, reverse=True)
+
+    def _read(self, path: Path) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+        """Raises Incomplete."""
+        if not (path / STATE).exists():
+            raise Incomplete(f"no {STATE}")
+        try:
+            content = json.loads((path / STATE).read_text())
+        except ValueError:
+            raise Incomplete(f"{STATE} is not JSON") from None
+        if content.get("format") != FORMAT:
+            raise Incomplete(f"format {content.get('format')}, this version reads {FORMAT}")
+        for file, expected in content["files"].items():
+            if not (path / file).exists():
+                raise Incomplete(f"no {file}")
+            found = _digest(path / file)
+            if found != expected:
+                sizes = f"{found['bytes']:,} bytes, {expected['bytes']:,} were written"
+                raise Incomplete(f"{file} is damaged ({sizes})")
+        arrays: Dict[str, Any] = {}
+        for file in content["files"]:
+            arrays.update(load_file(str(path / file)))
+        return content, arrays
+
+    def _refuse_other(self, path: Path, stored: Dict[str, Any]) -> None:
+        problems = []
+        for key in sorted(set(stored) | set(self.identity)):
+            old, new = stored.get(key), self.identity.get(key)
+            if old != new:
+                text = f"{key} is {new}, and {path} was written with {old}"
+                problems.append(Problem((key,), text, "the settings of that run, or run.resume=never"))
+        if problems:
+            raise ConfigError(problems)
+
+    def _let_go(self) -> None:
+        """Removes older checkpoints of this run; a folder that it did not write is never touched."""
+        own = []
+        for path in self._newest_first():
+            try:
+                content = json.loads((path / STATE).read_text())
+            except (OSError, ValueError):
+                continue
+            if content.get("identity") == self.identity:
+                own.append((path, content["progress"]["val_loss"]))
+        measured = [(loss, path) for path, loss in own if loss is not None]
+        best = min(measured)[1] if measured else None
+        for path, _ in own[self.keep :]:
+            if path != best:
+                doomed = path.with_name(f".{path.name}.old")
+                os.rename(path, doomed)  # a kill in the middle of a removal leaves no half checkpoint behind
+                shutil.rmtree(doomed)
+        for left in self._left_by_kills():
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _left_by_kills(self) -> Iterator[Path]:
+        for path in self.folder.glob(".step-*"):
+            if re.fullmatch(r"\.step-\d{8,}\.(partial|old)", path.name):
+                yield path
+
+
+def _is_state(name: str) -> bool:
+    return name.startswith(("optimizer.", "first_moment.", "second_moment.", "row_moment.", "column_moment.", "velocity."))
+
+
+def _to_numpy(variable: tf.Variable) -> Any:
+    if variable.dtype == tf.bfloat16:
+        return np.asarray(tf.bitcast(variable, tf.uint16))
+    return np.asarray(variable.numpy())  # a scalar too is an array
+
+
+def _assign(name: str, variable: tf.Variable, array: Any) -> None:
+    """Raises RunFailed where the shapes differ."""
+    if tuple(variable.shape) != array.shape:
+        raise RunFailed(f"{name} has shape {tuple(variable.shape)}, the checkpoint's has {array.shape}")
+    if variable.dtype == tf.bfloat16:
+        variable.assign(tf.bitcast(tf.constant(array), tf.bfloat16))
+    else:
+        variable.assign(array)
+
+
+def _digest(path: Path, sync: bool = False) -> Dict[str, Any]:
+    """A file's size and checksum; sync: and forces it to the disk."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**24):
+            digest.update(block)
+        if sync:
+            os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

@@ -1,0 +1,75 @@
+"""The `lm` command: everything beside training itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from lm import job
+from lm.config import ConfigError, Problem
+from lm.report import make_console, table
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    """Runs one subcommand. Returns the exit status: 0 done, 2 refused, 1 failed."""
+    parser = argparse.ArgumentParser(
+        prog="lm", description=__doc__, epilog="OVERRIDES are those of train.py: model=125m train.steps=1000"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    plan = commands.add_parser("plan", help="what a run would be: parameters, batch, tokens, bytes a device")
+    plan.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    plan.add_argument("--json", action="store_true", help="as JSON on standard output")
+    plan.set_defaults(work=_plan)
+
+    prepare = commands.add_parser("prepare", help="tokenize a dataset into shards, ahead of training")
+    prepare.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    prepare.set_defaults(work=_prepare)
+
+    track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
+    replay = track.add_parser("replay", help="send what an outage kept from MLflow")
+    replay.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    replay.set_defaults(work=_replay)
+
+    options = parser.parse_args(arguments)
+    return job.status_of(lambda: options.work(options))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from lm.compose import compose
+    from lm.plan import make_plan
+
+    config = compose(options.overrides)
+    plan = make_plan(config)
+    if options.json:
+        print(json.dumps(plan.as_dict(), indent=1))
+    else:
+        make_console().print(table(f"{config.run.experiment} / {config.run.name}-{config.hash()}", plan.rows()))
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from lm.compose import compose
+    from lm.data.prepare import prepare
+
+    folder, manifest = prepare(compose(options.overrides).dataset, make_console())
+    tokens = ", ".join(f"{split.tokens:,} {name} tokens" for name, split in manifest.splits.items())
+    print(f"{folder}: {tokens}, fingerprint {manifest.fingerprint()}")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from lm.tracking import replay
+
+    if not (options.run / "config.yaml").exists():
+        text = f"{options.run} is no run folder: it has no config.yaml"
+        raise ConfigError([Problem(("run",), text, "lm track replay outputs/EXPERIMENT/NAME-HASH")])
+    print(replay(options.run))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""One job: announce its plan, prepare its data, train it here; and the exit status of each way that it can end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+from lm.config import ConfigError, Problem
+from lm.data.shards import DatasetError, Manifest, read_manifest
+from lm.plan import Plan
+from lm.report import closing_rows, make_console, table
+from lm.run import RunFailed, RunFolder, run_folder
+from lm.schema import Config
+
+REFUSED, FAILED = 2, 1
+
+
+def status_of(work: Callable[[], int]) -> int:
+    """The exit status of some work: its own, or 2 for a refused request and 1 for a failure that one message tells."""
+    try:
+        return work()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    except (RunFailed, DatasetError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return FAILED
+
+
+def begin(config: Config, plan: Plan) -> Tuple[RunFolder, bool]:
+    """Prints the plan and prepares the data; before TensorFlow, and once a job whatever the number of processes.
+
+    Returns the run folder and whether the run is done already, in which case its closing table was printed.
+    Raises ConfigError for data that does not fit the configuration, and DatasetError.
+    """
+    console = make_console()
+    run = run_folder(config)
+    console.print(table(f"{config.run.experiment} / {run.path.name}", plan.rows()))
+    from lm.data.prepare import check_fits, prepare
+
+    _, manifest = prepare(config.dataset, console)
+    check_fits(config.dataset, manifest, config.model.context, plan.global_batch_sequences)
+    if config.run.resume == "never":
+        run.set_aside()
+    run.lock()
+    summary = run.read_summary()
+    if is_done(summary, plan):
+        console.print(table("this run is done; run.resume=never starts it again", closing_rows(summary, run.path)))
+        return run, True
+    if config.run.resume == "must" and not run.checkpoints.exists():
+        text = f"run.resume=must, and there is no checkpoint in {run.checkpoints}"
+        raise ConfigError([Problem(("run.resume",), text, "run.resume=auto, or the settings of the earlier run")])
+    return run, False
+
+
+def is_done(summary: Dict[str, Any], plan: Plan) -> bool:
+    return summary.get("status") == "finished" and summary["step"] >= plan.steps
+
+
+def data_of(config: Config) -> Tuple[Path, Manifest]:
+    """The prepared set that `begin` left. Raises DatasetError where it is damaged."""
+    from lm.data.prepare import output_folder
+
+    folder = output_folder(config.dataset)
+    return folder, read_manifest(folder)
+
+
+def train_here(config: Config, plan: Plan) -> int:
+    """Trains as this process's rank. Returns 0, or 128 + the signal's number for a run that was stopped and saved."""
+    from lm.start import import_tensorflow
+
+    import_tensorflow()
+    from lm.loop import train
+
+    run = run_folder(config)
+    data, manifest = data_of(config)
+    summary = train(config, plan, run, data, manifest)
+    return 128 + summary["signal"] if summary["status"] == "stopped" else 0

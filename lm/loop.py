@@ -1,0 +1,225 @@
+"""Train and evaluate: the story of a run, in the order in which it happens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import resource
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import tensorflow as tf
+from omegaconf import OmegaConf
+
+from lm import strategies
+from lm.checkpoint import Checkpoints, Progress, identity
+from lm.data.loader import SequenceReader, evaluation_batches, training_batches
+from lm.data.shards import Manifest, TokenStream
+from lm.generate import continue_text
+from lm.model import Decoder, named_variables
+from lm.optimizer import make_optimizer
+from lm.plan import Plan
+from lm.report import StepDisplay, closing_rows, make_console, open_log, table
+from lm.run import RunFailed, RunFolder, write_whole
+from lm.schema import Config
+from lm.stop import StopRequest
+from lm.stopwatch import Stopwatch
+from lm.strategies import Strategy, devices
+from lm.tracking import Tracker
+
+log = logging.getLogger("lm")
+
+
+def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Manifest) -> Dict[str, Any]:
+    """Trains, or goes on training, in a run folder. Every rank calls it; rank 0 alone writes.
+
+    data: the folder of the prepared set. Returns the summary, whose status is finished or stopped.
+    Raises RunFailed for a run that cannot go on, and ConfigError for a checkpoint of another model or dataset.
+    """
+    stopwatch = Stopwatch()
+    stop = StopRequest()
+
+    # --- where this process stands -----------------------------------------------------------------
+    with stopwatch("start_up"):
+        strategy = strategies.load(config.parallel.name)
+        topology = strategy.topology
+        chief = topology.rank == 0
+        console = make_console()
+        open_log(run.log if chief else None, console, chief)
+        if chief:
+            write_whole(run.config, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+            write_whole(run.plan, json.dumps(plan.as_dict(), indent=1) + "\n")
+
+        # --- model, optimizer, data ----------------------------------------------------------------
+        vocabulary, context, seed = config.dataset.vocabulary_size, config.model.context, config.run.seed
+        model = strategy.model(lambda: Decoder(config.model, vocabulary, seed, config.train.precision))
+        model(tf.zeros([1, 2], tf.int32))  # makes every weight
+        optimizer = make_optimizer(config, plan, named_variables(model))
+        variables = strategy.variables(model, optimizer)
+        reader = SequenceReader(TokenStream(data, manifest, "train"), context, seed)
+        validation = TokenStream(data, manifest, "validation")
+        peak_flops, peak_from = devices.peak_flops(config, strategy)
+
+    # --- resume ------------------------------------------------------------------------------------
+    with stopwatch("checkpoint"):
+        checkpoints = Checkpoints(run.checkpoints, identity(config, manifest), config.checkpoint.keep)
+        restored = checkpoints.restore(variables)
+        strategy.barrier()  # nobody lets go of a checkpoint that another rank still reads
+    if restored is None and config.run.resume == "must":
+        raise RunFailed(f"run.resume=must, and there is no checkpoint in {run.checkpoints}")
+    progress = restored or Progress()
+    if restored:
+        log.info("resumed at step %d, sequence %d", progress.step, progress.sequences)
+    tracker: Optional[Tracker] = None
+    if chief:
+        run.forget_metrics_after(progress.step)
+        if config.tracking.uri is not None:
+            tracker = Tracker(config.tracking.uri, run, config)
+            tracker.start()
+
+    # --- the steps ---------------------------------------------------------------------------------
+    train_step = strategy.train_step(model, optimizer, plan)
+    eval_step = strategy.eval_step(model)
+    batches = iter(
+        training_batches(
+            reader, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
+        )
+    )
+    summary = _first_summary(plan, manifest, topology.size, peak_flops, peak_from)
+    summary["checkpoint_step"] = progress.step if restored else None
+    display = StepDisplay(console, plan.steps, progress.step, chief)
+    try:
+        while progress.step < plan.steps:
+            with stopwatch("data_wait"):
+                tokens_BS = next(batches)
+            with stopwatch("step" if strategy.traces else "compile"):
+                # dropout masks follow the run's seed and this replica's first sequence, never the clock
+                first = progress.sequences + topology.replica * plan.accumulation * plan.microbatch_sequences
+                step = train_step(tokens_BS, tf.constant([seed, first], tf.int64))
+                line = {name: value.numpy().item() for name, value in step._asdict().items()}
+                stopping = strategy.mean(float(stop.number > 0)) > 0
+            progress.count(line, plan.global_batch_sequences)
+            display.step(progress.step)
+            last = progress.step == plan.steps or stopping
+
+            if progress.step % config.train.log_every_steps == 0 or last or progress.nonfinite_steps:
+                line.update(_rates(stopwatch.lap(), plan, peak_flops))
+                line.update(_position(progress, plan), skipped_steps=progress.skipped_steps)
+                if chief:
+                    run.append_metrics(line)
+                display.logged(line)
+                summary["loss"] = line["loss"] if math.isfinite(line["loss"]) else None
+            if progress.nonfinite_steps >= config.train.max_nonfinite_steps:
+                raise RunFailed(_nonfinite(line, progress, checkpoints))
+
+            if progress.step % config.train.eval_every_steps == 0 or progress.step == plan.steps:
+                with stopwatch("evaluation"):
+                    measured = evaluate(eval_step, strategy, plan, validation, manifest)
+                progress.measure(measured["val_loss"])
+                summary.update(measured)
+                if chief:
+                    run.append_metrics({**_position(progress, plan), **measured})
+                display.evaluated(progress.step, measured, summary["gzip_bits_per_byte"])
+
+            due = progress.step % config.checkpoint.every_steps == 0 or last or progress.is_best
+            if due and not progress.nonfinite_steps:
+                with stopwatch("checkpoint"):
+                    if chief:
+                        checkpoints.save(progress, variables)
+                    strategy.barrier()
+                summary["checkpoint_step"] = progress.step
+            if stopping:
+                break
+
+        # --- closing -------------------------------------------------------------------------------
+        summary["status"] = "finished" if progress.step >= plan.steps else "stopped"
+        if chief and summary["status"] == "finished" and config.train.sample_tokens:
+            with stopwatch("sample"):
+                write_whole(run.sample, continue_text(model, config, data, manifest))
+    except Exception as error:
+        summary["reason"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        display.close()
+        summary.update(
+            {key: value for key, value in _position(progress, plan).items() if key != "time"},
+            **_rates(stopwatch.totals(), plan, peak_flops),
+            skipped_steps=progress.skipped_steps,
+            best_val_loss=progress.best_val_loss,
+            traces=strategy.traces,
+            signal=stop.number,
+            goodput_seconds=stopwatch.split(),
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+        if chief:
+            write_whole(run.summary, json.dumps(summary, indent=1) + "\n")
+        if tracker is not None:
+            tracker.close(summary["status"])
+    if chief:
+        if run.sample.exists() and summary["status"] == "finished":
+            log.info("sample:\n%s", run.sample.read_text())
+        console.print(table("", closing_rows(summary, run.path)))
+    return summary
+
+
+def evaluate(
+    eval_step: strategies.EvalStep, strategy: Strategy, plan: Plan, validation: TokenStream, manifest: Manifest
+) -> Dict[str, float]:
+    """Token-weighted mean loss over the whole validation split, and its bits a byte of text.
+
+    Bits a byte = loss / ln 2 x tokens / bytes (Gao et al. 2020, The Pile, section 3.1).
+    """
+    topology = strategy.topology
+    nats, tokens = 0.0, 0.0
+    batches = evaluation_batches(
+        validation, plan.context_tokens, plan.microbatch_sequences, topology.replica, topology.replicas
+    )
+    for tokens_BS, weights_BT in batches:
+        batch_nats, batch_tokens = eval_step(tokens_BS, weights_BT)
+        nats, tokens = nats + float(batch_nats), tokens + float(batch_tokens)
+    split = manifest.splits["validation"]
+    loss = nats / tokens
+    return {"val_loss": loss, "val_bits_per_byte": loss / math.log(2) * split.tokens / split.text_bytes}
+
+
+def _first_summary(
+    plan: Plan, manifest: Manifest, world: int, peak_flops: float, peak_from: str
+) -> Dict[str, Any]:
+    held_out = manifest.splits["validation"]
+    return {
+        "status": "failed",  # until the run has ended otherwise
+        "steps": plan.steps,
+        "parameters": plan.parameters,
+        "world": world,
+        "gzip_bits_per_byte": 8 * held_out.gzip_bytes / held_out.text_bytes,
+        "peak_flops_per_second": peak_flops,
+        "peak_from": peak_from,
+    }
+
+
+def _position(progress: Progress, plan: Plan) -> Dict[str, Any]:
+    return {"step": progress.step, "time": time.time(), "tokens": progress.sequences * plan.context_tokens}
+
+
+def _rates(seconds: Dict[str, float], plan: Plan, peak_flops: float) -> Dict[str, float]:
+    """Rates from seconds and spans by kind. The step that compiles counts for none of them."""
+    waited = seconds.get("data_wait", 0.0)
+    busy = seconds.get("step", 0.0) + waited
+    rate = seconds.get("step_spans", 0.0) * plan.tokens_per_step / busy if busy else 0.0
+    return {
+        "tokens_per_second": rate,
+        "mfu": rate * plan.flops_per_token / peak_flops,
+        "data_wait_fraction": waited / busy if busy else 0.0,
+    }
+
+
+def _nonfinite(line: Dict[str, Any], progress: Progress, checkpoints: Checkpoints) -> str:
+    kept = checkpoints.steps()
+    saved = f"the last checkpoint is of step {kept[0]}" if kept else "no checkpoint was written before"
+    return (
+        f"step {progress.step}: loss {line['loss']}, gradient norm {line['grad_norm']}: not finite for "
+        f"{progress.nonfinite_steps} steps in a row (train.max_nonfinite_steps); {saved}. "
+        "Try a lower optimizer.learning_rate"
+    )

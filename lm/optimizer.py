@@ -1,0 +1,192 @@
+"""Optimizers and learning-rate schedules as plain TensorFlow, the same in Keras 2.6 and Keras 3.
+
+An optimizer's state is float32 or bfloat16 variables by name, so that a checkpoint is one flat table. All of it
+runs inside the compiled step: a step whose gradients are not finite changes nothing but the loss scale.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+import tensorflow as tf
+
+from lm.plan import Plan
+from lm.schema import Config
+
+LOSS_SCALE_GROWTH_STEPS = 2000  # double the loss scale after this many finite steps (Micikevicius et al. 2018)
+
+
+class Update(NamedTuple):
+    """What an optimizer step did. grad_norm: of the unscaled global gradient, before clipping."""
+
+    grad_norm: tf.Tensor
+    learning_rate: tf.Tensor
+    loss_scale: tf.Tensor
+    skipped: tf.Tensor  # gradients were not finite, so the weights stayed
+
+
+def learning_rate(schedule: Any, peak: float, steps: int, step: tf.Tensor) -> tf.Tensor:
+    """The learning rate of a step, counted from zero: positive and finite at each, warm-up 0 included.
+
+    schedule: a constant, cosine or wsd section. steps: train.steps.
+    """
+    step = tf.cast(step, tf.float32)
+    warmup = tf.minimum((step + 1.0) / max(schedule.warmup_steps, 1), 1.0)
+    if schedule.name == "cosine":
+        span = max(steps - 1 - schedule.warmup_steps, 1)
+        progress = tf.clip_by_value((step - schedule.warmup_steps) / span, 0.0, 1.0)
+        shape = 0.5 * (1.0 + tf.cos(math.pi * progress))
+    elif schedule.name == "wsd":
+        into_decay = step - (steps - 1 - schedule.decay_steps)
+        shape = 1.0 - tf.clip_by_value(into_decay / max(schedule.decay_steps, 1), 0.0, 1.0)
+        shape = shape if schedule.decay_steps else tf.ones_like(shape)
+    else:
+        return peak * warmup
+    return peak * warmup * (schedule.final_fraction + (1.0 - schedule.final_fraction) * shape)
+
+
+class Optimizer:
+    """State and clipping that every optimizer shares; a subclass says how one weight moves.
+
+    variables: the model's weights by name. Raises ValueError for moments of a name it does not know.
+    """
+
+    moments: Sequence[str] = ()
+
+    def __init__(self, config: Config, plan: Plan, variables: Dict[str, tf.Variable]) -> None:
+        self.settings, self.schedule, self.plan = config.optimizer, config.schedule, plan
+        self.variables = variables
+        self.moments_dtype = tf.as_dtype(self.settings.moments_dtype)
+        self.scales_loss = config.train.precision == "float16"
+        scale = config.train.initial_loss_scale if self.scales_loss else 1.0
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="optimizer.step")
+        self.loss_scale = tf.Variable(scale, dtype=tf.float32, trainable=False, name="optimizer.loss_scale")
+        self.finite_steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="optimizer.finite_steps")
+        self.state: Dict[str, tf.Variable] = {
+            "optimizer.step": self.step,
+            "optimizer.loss_scale": self.loss_scale,
+            "optimizer.finite_steps": self.finite_steps,
+        }
+        for name, variable in variables.items():
+            for moment, shape in self.moment_shapes(name, variable).items():
+                full = f"{moment}.{name}"
+                zeros = tf.zeros(shape, self.moments_dtype)
+                self.state[full] = tf.Variable(zeros, trainable=False, name=full)
+
+    def moment_shapes(self, name: str, variable: tf.Variable) -> Dict[str, Sequence[int]]:
+        """The moments that one weight needs, by name."""
+        return {moment: variable.shape.as_list() for moment in self.moments}
+
+    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        """The new value of one weight, its moments updated."""
+        raise AssertionError("a subclass moves the weights")
+
+    def read(self, moment: str, name: str) -> tf.Tensor:
+        return tf.cast(self.state[f"{moment}.{name}"], tf.float32)
+
+    def write(self, moment: str, name: str, value: tf.Tensor) -> None:
+        self.state[f"{moment}.{name}"].assign(tf.cast(value, self.moments_dtype))
+
+    def decays(self, name: str) -> bool:
+        """Whether weight decay pulls on this weight: not if its name has a part that no_decay lists."""
+        return not any(kind in part for part in name.split(".") for kind in self.settings.no_decay)
+
+    def apply(self, gradients: List[tf.Tensor]) -> Update:
+        """One step with gradients of loss_scale x loss, in the order of the variables: unscale, then clip."""
+        gradients = [tf.cast(gradient, tf.float32) / self.loss_scale for gradient in gradients]
+        norm = tf.linalg.global_norm(gradients)
+        finite = tf.math.is_finite(norm)
+        loss_scale = tf.identity(self.loss_scale)
+        rate = learning_rate(self.schedule, self.plan.peak_learning_rate, self.plan.steps, self.step)
+        if self.settings.clip_norm is not None:
+            factor = tf.minimum(1.0, self.settings.clip_norm / tf.maximum(norm, 1e-12))
+            gradients = [gradient * factor for gradient in gradients]
+
+        def move_all() -> tf.Tensor:
+            self.step.assign_add(1)
+            for (name, variable), gradient in zip(self.variables.items(), gradients):
+                decay = self.settings.weight_decay if self.decays(name) else 0.0
+                moved = self.move(name, variable, gradient, rate)
+                variable.assign(moved - rate * decay * variable if decay else moved)
+            if self.scales_loss:
+                self.finite_steps.assign_add(1)
+                grow = tf.equal(self.finite_steps % LOSS_SCALE_GROWTH_STEPS, 0)
+                self.loss_scale.assign(tf.where(grow, self.loss_scale * 2.0, self.loss_scale))
+            return tf.constant(False)
+
+        def skip() -> tf.Tensor:
+            if self.scales_loss:
+                self.finite_steps.assign(0)
+                self.loss_scale.assign(tf.maximum(self.loss_scale / 2.0, 1.0))
+            return tf.constant(True)
+
+        return Update(norm, rate, loss_scale, tf.cond(finite, move_all, skip))
+
+
+class AdamW(Optimizer):
+    """Loshchilov and Hutter 2019, algorithm 2, with the bias corrections of Kingma and Ba 2015."""
+
+    moments = ("first_moment", "second_moment")
+
+    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        settings, step = self.settings, tf.cast(self.step, tf.float32)
+        first = settings.beta1 * self.read("first_moment", name) + (1.0 - settings.beta1) * gradient
+        second = settings.beta2 * self.read("second_moment", name) + (1.0 - settings.beta2) * tf.square(gradient)
+        self.write("first_moment", name, first)
+        self.write("second_moment", name, second)
+        first_corrected = first / (1.0 - tf.pow(settings.beta1, step))
+        second_corrected = second / (1.0 - tf.pow(settings.beta2, step))
+        return variable - rate * first_corrected / (tf.sqrt(second_corrected) + settings.epsilon)
+
+
+class Adafactor(Optimizer):
+    """Shazeer and Stern 2018, algorithms 4 and 5: a matrix's second moment kept as its rows' and columns' means."""
+
+    def moment_shapes(self, name: str, variable: tf.Variable) -> Dict[str, Sequence[int]]:
+        if len(variable.shape) == 2:
+            return {"row_moment": [variable.shape[0]], "column_moment": [variable.shape[1]]}
+        return {"second_moment": variable.shape.as_list()}
+
+    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        settings, step = self.settings, tf.cast(self.step, tf.float32)
+        decay = 1.0 - tf.pow(step, settings.decay_exponent)
+        squared = tf.square(gradient) + settings.epsilon
+
+        def averaged(moment: str, value: tf.Tensor) -> tf.Tensor:
+            mean = decay * self.read(moment, name) + (1.0 - decay) * value
+            self.write(moment, name, mean)
+            return mean
+
+        if len(variable.shape) == 2:
+            row = averaged("row_moment", tf.reduce_mean(squared, 1))
+            column = averaged("column_moment", tf.reduce_mean(squared, 0))
+            second = row[:, None] * column[None, :] / tf.reduce_mean(row)
+        else:
+            second = averaged("second_moment", squared)
+        update = gradient * tf.math.rsqrt(second)
+        update /= tf.maximum(1.0, root_mean_square(update) / settings.clip_threshold)
+        return variable - rate * tf.maximum(settings.minimum_rms, root_mean_square(variable)) * update
+
+
+class SGD(Optimizer):
+    """Heavy-ball momentum (Polyak 1964): the velocity sums gradients, the rate scales it."""
+
+    moments = ("velocity",)
+
+    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+        velocity = self.settings.momentum * self.read("velocity", name) + gradient
+        self.write("velocity", name, velocity)
+        return variable - rate * velocity
+
+
+def root_mean_square(x: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(x)))
+
+
+OPTIMIZERS = {"adamw": AdamW, "adafactor": Adafactor, "sgd": SGD}
+
+
+def make_optimizer(config: Config, plan: Plan, variables: Dict[str, tf.Variable]) -> Optimizer:
+    """The configured optimizer over a model's named weights, its state at zero."""
+    return OPTIMIZERS[config.optimizer.name](config, plan, variables)

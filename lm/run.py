@@ -1,0 +1,106 @@
+"""The run folder: where it is, the names of its files, and how they are written so that a kill cannot spoil them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any, Dict, IO, Iterator, Optional
+
+from lm.schema import Config
+
+OUTPUTS = Path("outputs")
+
+
+class RunFailed(Exception):
+    """A run that cannot go on, for a reason that one message tells. Exit status 1."""
+
+
+class RunFolder:
+    """outputs/<experiment>/<name>-<hash>/ and what is in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.plan = path / "plan.json"
+        self.metrics = path / "metrics.jsonl"
+        self.summary = path / "summary.json"
+        self.log = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self.tracking = path / "mlflow.json"
+        self.sample = path / "sample.txt"
+        self._lock: Optional[IO[str]] = None
+
+    def lock(self) -> None:
+        """Makes this process the run's only writer. Raises RunFailed where another one is at work."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.path / "lock", "w")  # noqa: SIM115 - held until the process ends
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFailed(f"another process is training in {self.path}; run.name=NAME starts a run beside it") from None
+
+    def set_aside(self) -> None:
+        """Renames an earlier run out of the way; nothing is deleted. Raises RunFailed where it is being trained."""
+        if self.path.exists():
+            self.lock()
+            number = 1
+            while (aside := self.path.with_name(f"{self.path.name}.old{number}")).exists():
+                number += 1
+            os.rename(self.path, aside)
+
+    def read_summary(self) -> Dict[str, Any]:
+        """summary.json, or nothing where the run has not ended yet."""
+        return json.loads(self.summary.read_text()) if self.summary.exists() else {}
+
+    def metric_lines(self) -> Iterator[Dict[str, Any]]:
+        """The whole lines of metrics.jsonl; one that a kill cut short is left out."""
+        if self.metrics.exists():
+            with open(self.metrics) as file:
+                for line in file:
+                    if line.endswith("\n"):
+                        yield json.loads(line)
+
+    def forget_metrics_after(self, step: int) -> None:
+        """Drops the lines of steps that will be done again."""
+        kept = [json.dumps(line) + "\n" for line in self.metric_lines() if line["step"] <= step]
+        write_whole(self.metrics, "".join(kept))
+
+    def append_metrics(self, values: Dict[str, Any]) -> None:
+        """Adds a line. A number that is not finite is null there, and named under "nonfinite"."""
+        bad = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+        line = {key: None if key in bad else value for key, value in values.items()}
+        if bad:
+            line["nonfinite"] = bad
+        with open(self.metrics, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def run_folder(config: Config) -> RunFolder:
+    """The folder of a configuration: run.directory, or the one that its hash names."""
+    run = config.run
+    if run.directory is not None:
+        return RunFolder(Path(run.directory))
+    return RunFolder(OUTPUTS / run.experiment / f"{run.name}-{config.hash()}")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replaces a file at once: written aside, synced, renamed."""
+    aside = path.with_name(path.name + ".partial")
+    with open(aside, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in this folder last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

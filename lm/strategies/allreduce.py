@@ -1,0 +1,94 @@
+"""parallel=horovod: replicas that average their gradients. The backend is a module with Horovod's interface.
+
+The six steps of the article stand in this order and are numbered where they happen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Callable, Dict, Tuple
+
+import tensorflow as tf
+
+from lm.model import named_variables
+from lm.optimizer import Optimizer
+from lm.plan import Plan
+from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
+from lm.strategies.passes import accumulated_loss, dense, summed_loss
+
+
+def horovod() -> AllReduce:
+    """The strategy on Horovod (github.com/horovod/horovod, docs/tensorflow.rst)."""
+    return AllReduce(importlib.import_module("horovod.tensorflow"))
+
+
+class AllReduce:
+    """One replica a process; every process holds the whole model."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.traces = 0
+        backend.init()  # 1: initialise
+        self.topology = Topology(
+            rank=backend.rank(),
+            size=backend.size(),
+            local_rank=backend.local_rank(),
+            local_size=backend.local_size(),
+            replica=backend.rank(),
+            replicas=backend.size(),
+        )
+        devices.take(self.topology.local_rank, self.topology.local_size)  # 2: a device of its own, by local rank
+
+    def model(self, build: Callable[[], Any]) -> Any:
+        return build()
+
+    def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
+        # 3: the learning rate, scaled by the number of replicas where parallel.lr_scaling asks, is the plan's
+        # peak_learning_rate, which the optimizer follows.
+        named = named_variables(model)
+        weights = list(named.values())
+        backend = self.backend
+
+        @tf.function
+        def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
+            self.traces += 1  # Python runs only while TensorFlow traces
+            with tf.GradientTape() as tape:
+                loss = accumulated_loss(model, plan, tokens_BS, seed, optimizer.loss_scale)
+            unscaled = backend.allreduce(loss / optimizer.loss_scale, name="loss")
+            tape = backend.DistributedGradientTape(tape, sparse_as_dense=True)  # 4: gradients averaged
+            update = optimizer.apply(dense(tape.gradient(loss, weights)))
+            return Step(unscaled, *update)
+
+        started = False
+
+        def step_and_broadcast_once(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
+            nonlocal started
+            report = step(tokens_BS, seed)
+            if not started:  # 5: rank 0's weights and optimizer state, once the first step has made them all
+                backend.broadcast_variables(weights, root_rank=0)
+                backend.broadcast_variables(list(optimizer.state.values()), root_rank=0)
+                started = True
+            return report
+
+        # 6: checkpoints come from rank 0 alone: lm.loop saves where topology.rank is 0.
+        return step_and_broadcast_once
+
+    def eval_step(self, model: Any) -> EvalStep:
+        backend = self.backend
+
+        @tf.function
+        def step(tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+            both = tf.stack(summed_loss(model, tokens_BS, weights_BT))
+            total = backend.allreduce(both, op=backend.Sum, name="evaluation")
+            return total[0], total[1]
+
+        return step
+
+    def variables(self, model: Any, optimizer: Optimizer) -> Dict[str, tf.Variable]:
+        return {**named_variables(model), **optimizer.state}
+
+    def mean(self, value: float) -> float:
+        return float(self.backend.allreduce(tf.constant(value, tf.float64), name="mean"))
+
+    def barrier(self) -> None:
+        self.mean(0.0)

@@ -1,0 +1,55 @@
+"""parallel=single: one process, and the reference that every other strategy must agree with."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import tensorflow as tf
+
+from lm.model import named_variables
+from lm.optimizer import Optimizer
+from lm.plan import Plan
+from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
+from lm.strategies.passes import accumulated_loss, dense, summed_loss
+
+
+class Single:
+    """One process, one replica."""
+
+    def __init__(self) -> None:
+        self.topology = Topology()
+        self.traces = 0
+        devices.take(local_rank=0, local_size=1)
+
+    def model(self, build: Callable[[], Any]) -> Any:
+        return build()
+
+    def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
+        weights = list(named_variables(model).values())
+
+        @tf.function
+        def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
+            self.traces += 1  # Python runs only while TensorFlow traces
+            with tf.GradientTape() as tape:
+                loss = accumulated_loss(model, plan, tokens_BS, seed, optimizer.loss_scale)
+            unscaled = loss / optimizer.loss_scale  # read before the update may change the scale
+            update = optimizer.apply(dense(tape.gradient(loss, weights)))
+            return Step(unscaled, *update)
+
+        return step
+
+    def eval_step(self, model: Any) -> EvalStep:
+        @tf.function
+        def step(tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+            return summed_loss(model, tokens_BS, weights_BT)
+
+        return step
+
+    def variables(self, model: Any, optimizer: Optimizer) -> Dict[str, tf.Variable]:
+        return {**named_variables(model), **optimizer.state}
+
+    def mean(self, value: float) -> float:
+        return value
+
+    def barrier(self) -> None:
+        return

@@ -1,0 +1,27 @@
+"""One process of a launched job: python -m lm.worker RUN/config.yaml. It reads a resolved configuration and trains."""
+
+from __future__ import annotations
+
+import sys
+
+from omegaconf import DictConfig, OmegaConf
+
+from lm.config import load
+from lm.job import status_of, train_here
+from lm.plan import make_plan
+
+
+def main(path: str) -> int:
+    """Trains with the configuration in a file. Returns the exit status."""
+
+    def work() -> int:
+        composed = OmegaConf.load(path)
+        assert isinstance(composed, DictConfig)
+        config = load(composed)
+        return train_here(config, make_plan(config))
+
+    return status_of(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
