@@ -151,11 +151,12 @@ def check_command_line(arguments: List[str]) -> None:
         return
     if options.config_path or options.config_dir or options.config_name or options.experimental_rerun:
         return  # another configuration than conf/: Hydra knows it, and `load` checks what it makes of it
+    if not options.multirun:
+        make_plan(compose(options.overrides))
+        return
     _, problems = composed_with_problems(_first_point(options.overrides))
     if problems:
         raise ConfigError(problems)
-    if not options.multirun:
-        make_plan(compose(options.overrides))
 
 
 def _first_point(overrides: List[str]) -> List[str]:

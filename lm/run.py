@@ -42,6 +42,12 @@ class RunFolder:
         except BlockingIOError:
             raise RunFailed(f"another process is training in {self.path}; run.name=NAME starts a run beside it") from None
 
+    def unlock(self) -> None:
+        """Lets another process write to the run."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def set_aside(self) -> None:
         """Renames an earlier run out of the way; nothing is deleted. Raises RunFailed where it is being trained."""
         if self.path.exists():

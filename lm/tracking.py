@@ -156,10 +156,10 @@ class Tracker:
             return
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # retrying is this thread's own work
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        for noisy in ("mlflow", "alembic"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
         from mlflow.tracking import MlflowClient
 
+        for noisy in ("mlflow", "alembic"):  # after the import, which sets their levels
+            logging.getLogger(noisy).setLevel(logging.WARNING)
         self.client = MlflowClient(self.uri)
         if self.state["run_id"] is None:
             name = f"{self.config.run.name}-{self.config.hash()}"

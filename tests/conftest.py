@@ -1,0 +1,135 @@
+"""What tests share: a folder of their own, a corpus that is the same everywhere, and a small configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every test runs in a folder of its own, and leaves no signal handler behind."""
+    monkeypatch.chdir(tmp_path)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def make_texts(count: int, seed: int = 0) -> List[str]:
+    """Documents of a small language with some structure to learn, made by arithmetic alone."""
+    generator = random.Random(seed)
+    words = ["".join(generator.choice("abcdefghij") for _ in range(generator.randint(2, 6))) for _ in range(60)]
+    texts = []
+    for _ in range(count):
+        at, text = generator.randrange(60), []
+        for _ in range(300):
+            at = (at * 7 + generator.randrange(3)) % 60
+            text.append(words[at])
+        texts.append(" ".join(text) + ".\n")
+    return texts
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .jsonl file of 80 documents."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    with open(path, "w") as file:
+        for text in make_texts(80):
+            file.write(json.dumps({"text": text, "meta": {"pile_set_name": "Words"}}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus, prepared once for all tests."""
+    from lm.compose import compose
+    from lm.data.prepare import prepare
+    from lm.report import make_console
+
+    folder = tmp_path_factory.mktemp("prepared") / "words"
+    prepare(compose(dataset_overrides(corpus, folder)).dataset, make_console())
+    return folder
+
+
+def dataset_overrides(corpus: Path, folder: Path) -> List[str]:
+    return [
+        "dataset=text",
+        f"dataset.source={corpus}",
+        f"dataset.output={folder}",
+        "dataset.vocabulary_size=300",
+        "dataset.validation_fraction=0.1",
+    ]
+
+
+SMALL = [
+    "model.layers=2",
+    "model.width=32",
+    "model.heads=2",
+    "model.context=32",
+    "train.steps=20",
+    "train.global_batch_sequences=8",
+    "train.log_every_steps=1",
+    "train.eval_every_steps=10",
+    "train.sample_tokens=8",
+    "schedule.warmup_steps=5",
+    "checkpoint.every_steps=5",
+    "cluster.peak_tflops_per_process=0.1",
+]
+
+
+@pytest.fixture
+def small(corpus: Path, prepared: Path) -> List[str]:
+    """The overrides of a run of 20 steps that takes a second."""
+    return [*SMALL, *dataset_overrides(corpus, prepared)]
+
+
+def run_here(overrides: List[str]) -> Dict[str, Any]:
+    """Trains in this process, as train.py would. Returns the summary."""
+    from lm import job
+    from lm.compose import compose
+    from lm.loop import train
+    from lm.plan import make_plan
+
+    config = compose(overrides)
+    plan = make_plan(config)
+    run, done = job.begin(config, plan)
+    if done:
+        return run.read_summary()
+    data, manifest = job.data_of(config)
+    try:
+        return train(config, plan, run, data, manifest)
+    finally:
+        run.unlock()
+
+
+def train_py(*overrides: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs train.py in a process of its own."""
+    command = [sys.executable, str(ROOT / "train.py"), *overrides]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}, check=False
+    )
+
+
+def only_run(experiment: str = "default") -> Path:
+    """The folder of the single run of an experiment."""
+    runs = [path for path in Path("outputs", experiment).iterdir() if path.is_dir()]
+    assert len(runs) == 1, runs
+    return runs[0]
+
+
+def train_lines(run: Path) -> List[Dict[str, Any]]:
+    """The training lines of metrics.jsonl."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
