@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import tensorflow as tf
 
@@ -43,16 +43,19 @@ def continue_text(model: Any, config: Config, data: Path, manifest: Manifest) ->
 
 
 def _sample(model: Any, usable_ids: int) -> Any:
-    @tf.function
+    @tf.function(autograph=False)
     def sample(tokens_1T: tf.Tensor, length: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         end = length + count
-        while length < end:  # a graph loop: positions after the current one are masked by causality
+
+        def one_more(tokens_1T: tf.Tensor, length: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+            # positions from length on are padding, which no earlier position sees
             logits_V = model(tokens_1T)[0, length - 1, :usable_ids] / TEMPERATURE
             best, ids = tf.math.top_k(logits_V, min(TOP_K, usable_ids))
             seeds = tf.stack([seed, tf.cast(length, tf.int64)])
             choice = tf.random.stateless_categorical(best[None, :], 1, seeds, tf.int32)[0, 0]
-            tokens_1T = tf.tensor_scatter_nd_update(tokens_1T, [[0, length]], [ids[choice]])
-            length += 1
+            return tf.tensor_scatter_nd_update(tokens_1T, [[0, length]], [ids[choice]]), length + 1
+
+        tokens_1T, _ = tf.while_loop(lambda _, length: length < end, one_more, (tokens_1T, length))
         return tokens_1T
 
     return sample

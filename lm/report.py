@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -28,13 +27,22 @@ def open_log(path: Optional[Path], console: Console, chief: bool) -> None:
     log.setLevel(logging.INFO if chief else logging.WARNING)
     log.propagate = False
     log.handlers.clear()
-    handler = RichHandler(console=console, show_time=False, show_level=False, show_path=False, markup=False)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.addHandler(handler)
+    log.addHandler(_ConsoleHandler(console))
     if path is not None:
         file = logging.FileHandler(path)
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(file)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Log lines through rich's console, above the bar where there is one."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.console.print(self.format(record), markup=False, soft_wrap=True)
 
 
 def table(title: str, rows: List[Tuple[str, str]]) -> Table:

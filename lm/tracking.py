@@ -54,6 +54,12 @@ def legal_names(names: List[str]) -> Dict[str, str]:
     return legal
 
 
+def absolute(uri: str) -> str:
+    """A sqlite file by its whole path: MLflow keeps a store by its URI, and a process may change its folder."""
+    head, separator, path = uri.partition("sqlite:///")
+    return f"{separator}{Path(path).resolve()}" if separator and not head else uri
+
+
 class Tracker:
     """One run in MLflow.
 
@@ -61,6 +67,7 @@ class Tracker:
     """
 
     def __init__(self, uri: str, run: RunFolder, config: Config) -> None:
+        uri = absolute(uri)
         self.uri, self.run, self.config = uri, run, config
         self.state: Dict[str, Any] = {"uri": uri, "run_id": None, "train_step": -1, "val_step": -1}
         if run.tracking.exists():
@@ -156,6 +163,7 @@ class Tracker:
             return
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # retrying is this thread's own work
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # its sender holds a process up at its end
         from mlflow.tracking import MlflowClient
 
         for noisy in ("mlflow", "alembic"):  # after the import, which sets their levels

@@ -49,7 +49,7 @@ class AllReduce:
         weights = list(named.values())
         backend = self.backend
 
-        @tf.function
+        @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
             self.traces += 1  # Python runs only while TensorFlow traces
             with tf.GradientTape() as tape:
@@ -76,7 +76,7 @@ class AllReduce:
     def eval_step(self, model: Any) -> EvalStep:
         backend = self.backend
 
-        @tf.function
+        @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
             both = tf.stack(summed_loss(model, tokens_BS, weights_BT))
             total = backend.allreduce(both, op=backend.Sum, name="evaluation")

@@ -27,7 +27,7 @@ class Single:
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         weights = list(named_variables(model).values())
 
-        @tf.function
+        @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
             self.traces += 1  # Python runs only while TensorFlow traces
             with tf.GradientTape() as tape:
@@ -39,7 +39,7 @@ class Single:
         return step
 
     def eval_step(self, model: Any) -> EvalStep:
-        @tf.function
+        @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
             return summed_loss(model, tokens_BS, weights_BT)
 

@@ -1,4 +1,4 @@
-"""Runs jobs one after the other, each in processes of its own on this machine, more than one under horovodrun."""
+"""Runs jobs one after the other, each in processes of its own on this machine, more than one under horovodrun's engine."""
 
 from __future__ import annotations
 
@@ -86,11 +86,9 @@ def _run_processes(config: Config, config_file: Path) -> int:
     command = [sys.executable, "-u", "-m", "lm.worker", str(config_file)]
     processes = config.cluster.processes
     if processes > 1:
-        horovodrun = str(Path(sys.executable).with_name("horovodrun"))
-        hosts = ["-np", str(processes), "-H", f"localhost:{processes}", "--network-interfaces", "lo"]
-        command = [horovodrun, "--gloo", *hosts, *command]
+        command = [sys.executable, "-u", "-m", "hydra_plugins.lm_launchers._gloo", str(processes), *command]
     launch_id = uuid.uuid4().hex
-    environment = {**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": os.pathsep.join([str(_root()), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": _python_path()}
     child = subprocess.Popen(
         command,
         env=environment,
@@ -124,9 +122,10 @@ def _run_processes(config: Config, config_file: Path) -> int:
     return job.FAILED if status not in (0, job.REFUSED) else status
 
 
-def _root() -> Path:
-    """The folder that holds the lm package."""
-    return Path(job.__file__).resolve().parent.parent
+def _python_path() -> str:
+    """Where the processes find lm and this package, whatever folder they are started from."""
+    places = [Path(job.__file__).parents[1], Path(__file__).parents[2]]
+    return os.pathsep.join([*(str(place.resolve()) for place in places), os.environ.get("PYTHONPATH", "")])
 
 
 def _relay(child: subprocess.Popen[str], processes: int) -> List[str]:

@@ -1,0 +1,196 @@
+"""MLflow on sqlite and behind a real server: names and limits, resuming, outages, statuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+from conftest import only_run, run_here, train_lines
+from lm.run import RunFailed, RunFolder
+from lm.schema import Config
+from lm.tracking import absolute, flatten, legal_names, replay
+
+
+def client(uri: str = "sqlite:///outputs/mlflow.db") -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(absolute(uri))
+
+
+def runs_of(mlflow: Any, experiment: str = "default") -> List[Any]:
+    return mlflow.search_runs([mlflow.get_experiment_by_name(experiment).experiment_id])
+
+
+def test_a_run_arrives_whole(small: List[str]) -> None:
+    run_here(small)
+    (run,) = runs_of(client())
+    assert run.info.status == "FINISHED"
+    assert run.data.params["optimizer.learning_rate"] == "0.003"
+    assert run.data.params["model.width"] == "32"
+    history = client().get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [
+        (line["step"], line["loss"]) for line in train_lines(only_run())
+    ]
+    assert len(client().get_metric_history(run.info.run_id, "val_loss")) == 2
+    names = {artifact.path for artifact in client().list_artifacts(run.info.run_id)}
+    assert names == {"config.yaml", "plan.json", "summary.json", "sample.txt"}
+
+
+def test_a_failed_run_is_failed(small: List[str]) -> None:
+    with pytest.raises(RunFailed):
+        run_here([*small, "optimizer.learning_rate=1e6", "train.steps=60"])
+    (run,) = runs_of(client())
+    assert run.info.status == "FAILED"
+    values = [point.value for point in client().get_metric_history(run.info.run_id, "grad_norm")]
+    assert all(math.isfinite(value) for value in values)  # what is not finite is in metrics.jsonl alone
+
+
+def test_a_resumed_run_keeps_its_id_and_records_what_changed(small: List[str]) -> None:
+    """ML03: no parameter is written twice, no step either; the changed setting is a tag."""
+    constant = [*small, "schedule=constant", "schedule.warmup_steps=1"]
+    run_here([*constant, "train.steps=5"])
+    summary = run_here([*constant, f"run.directory={only_run()}", "train.steps=20", "optimizer.weight_decay=0"])
+    assert summary["step"] == 20
+    (run,) = runs_of(client())
+    assert run.info.status == "FINISHED"
+    assert run.data.params["train.steps"] == "5"
+    assert run.data.tags["changed.train.steps"] == "5 -> 20"
+    assert run.data.tags["changed.optimizer.weight_decay"] == "0.1 -> 0.0"
+    steps = [point.step for point in client().get_metric_history(run.info.run_id, "loss")]
+    assert steps == list(range(1, 21))
+
+
+# --- limits (ML01) -----------------------------------------------------------------------------------
+
+
+def test_names_that_mlflow_refuses_are_changed_and_stay_apart() -> None:
+    names = ["a.b", "acc@5", "acc+5", "x[0]", "k=v", "n" * 300, "n" * 299 + "m", "val/acc@5"]
+    legal = legal_names(names)
+    assert legal["a.b"] == "a.b"
+    assert len(set(legal.values())) == len(names)
+    assert all(len(name) <= 250 for name in legal.values())
+
+
+def test_a_big_configuration_with_odd_names_arrives_and_training_goes_on(
+    small: List[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd: Dict[str, Any] = {str(i): i for i in range(150)}
+    odd.update({"key@[+=]": 1, "k" * 300: 2, "long": "v" * 7000})
+    as_dict = Config.as_dict
+    monkeypatch.setattr(Config, "as_dict", lambda self: {**as_dict(self), "extra": odd})
+    assert run_here(small)["status"] == "finished"
+    (run,) = runs_of(client())
+    assert run.info.status == "FINISHED"
+    assert run.data.params["extra.149"] == "149"
+    assert len(run.data.params) == len(flatten(stored_config())) > 150
+    assert len(run.data.params["extra.long"]) == 6000
+    assert "takes these parameters under other names" in (only_run() / "log.txt").read_text()
+    artifact = client().download_artifacts(run.info.run_id, "config.yaml")
+    assert Path(artifact).read_text() == (only_run() / "config.yaml").read_text()
+
+
+def stored_config() -> Dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(only_run() / "config.yaml"))  # type: ignore[return-value]
+
+
+# --- outages -----------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Any]:
+    """Starts a real MLflow server on a port when it is asked to."""
+    started: List[subprocess.Popen[bytes]] = []
+
+    def start(port: int) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+        command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db"]
+        command += ["--artifacts-destination", str(tmp_path / "artifacts")]
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with open(tmp_path / "server.log", "wb") as log:
+            started.append(
+                subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            )
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise AssertionError((tmp_path / "server.log").read_text())
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_an_outage_stops_nothing_and_replay_sends_what_it_kept(
+    small: List[str], server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import lm.tracking
+
+    monkeypatch.setattr(lm.tracking, "CLOSE_SECONDS", 6.0)
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    assert run_here([*small, f"tracking.uri={uri}"])["status"] == "finished"
+    log = (only_run() / "log.txt").read_text()
+    assert "training goes on" in log
+    assert "lm track replay" in log
+    with pytest.raises(RunFailed, match="does not take it"):
+        replay(only_run())
+    server(port)
+    assert "is up to step 20" in replay(only_run())
+    (run,) = runs_of(client(uri))
+    assert run.info.status == "FINISHED"
+    assert len(client(uri).get_metric_history(run.info.run_id, "loss")) == 20
+    replay(only_run())  # again changes nothing
+    assert len(client(uri).get_metric_history(run.info.run_id, "loss")) == 20
+
+
+def test_tracking_can_be_turned_off(small: List[str]) -> None:
+    assert run_here([*small, "tracking.uri=null"])["status"] == "finished"
+    assert not Path("outputs/mlflow.db").exists()
+
+
+# --- the run folder as the buffer --------------------------------------------------------------------
+
+
+def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.append_metrics({"step": 1, "loss": math.nan, "grad_norm": 2.0})
+    assert json.loads(run.metrics.read_text()) == {
+        "step": 1,
+        "loss": None,
+        "grad_norm": 2.0,
+        "nonfinite": ["loss"],
+    }
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out_and_later_steps_are_forgotten(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for step in range(1, 6):
+        run.append_metrics({"step": step})
+    with open(run.metrics, "a") as file:
+        file.write('{"step": 6, "lo')
+    assert [line["step"] for line in run.metric_lines()] == [1, 2, 3, 4, 5]
+    run.forget_metrics_after(3)
+    run.append_metrics({"step": 4})
+    assert [line["step"] for line in run.metric_lines()] == [1, 2, 3, 4]
