@@ -67,7 +67,11 @@ def data_of(config: Config) -> Tuple[Path, Manifest]:
 
 
 def train_here(config: Config, plan: Plan) -> int:
-    """Trains as this process's rank. Returns 0, or 128 + the signal's number for a run that was stopped and saved."""
+    """Trains as this process's rank. Returns 0, or 128 + the signal's number for a run that was stopped and saved.
+
+    A rank among several returns 0 then too: Horovod ends the others at once when one ends with another status, and
+    rank 0 may still be writing. The launcher, which passed the signal on, gives the job its status.
+    """
     from lm.start import import_tensorflow
 
     import_tensorflow()
@@ -76,4 +80,5 @@ def train_here(config: Config, plan: Plan) -> int:
     run = run_folder(config)
     data, manifest = data_of(config)
     summary = train(config, plan, run, data, manifest)
-    return 128 + summary["signal"] if summary["status"] == "stopped" else 0
+    stopped = summary["status"] == "stopped" and summary["world"] == 1
+    return 128 + summary["signal"] if stopped else 0

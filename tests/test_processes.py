@@ -131,7 +131,7 @@ def test_a_sweep_of_two_processes_makes_two_runs_and_leaves_nobody(small: List[s
 
 
 def test_a_bad_point_of_a_sweep_is_told_and_the_others_run(small: List[str]) -> None:
-    done = train_py("-m", "model.heads=2,3", *small, "train.steps=2", "schedule.warmup_steps=0")
+    done = train_py("-m", *small, "train.steps=2", "schedule.warmup_steps=0", "model.heads=2,3")
     assert done.returncode == 1
     assert "model.heads=3 does not divide model.width=32" in done.stderr
     assert "1 of 2 jobs did not finish" in done.stderr

@@ -100,16 +100,23 @@ def _run_processes(config: Config, config_file: Path) -> int:
     )
     received: List[int] = []
 
+    overdue = threading.Timer(GRACE_SECONDS, _kill, [launch_id])
+    overdue.daemon = True
+
     def pass_on(number: int, _frame: object) -> None:
+        if received:  # asked twice: not to wait any longer
+            _kill(launch_id)
+            return
         received.append(number)
         _signal_workers(launch_id, number)
-        threading.Timer(GRACE_SECONDS, _kill, [launch_id]).start()
+        overdue.start()
 
     earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         tracebacks = _relay(child, processes)
         status = child.wait()
     finally:
+        overdue.cancel()
         _kill(launch_id)
         for number, handler in earlier.items():
             signal.signal(number, handler)
