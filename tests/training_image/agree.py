@@ -1,0 +1,73 @@
+"""Trains 20 steps here and in the training image, on one process and on two, and compares the losses.
+
+python tests/training_image/agree.py IMAGE_PYTHON. Ends with status 1 where a loss differs by more than 1e-4.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Dict, List
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from conftest import SMALL, dataset_overrides, make_texts, train_lines  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
+
+from lm.compose import compose  # noqa: E402
+from lm.data.prepare import prepare  # noqa: E402
+from lm.report import make_console  # noqa: E402
+
+TOLERANCE = 1e-4
+STEPS = 20
+
+
+def losses(python: str, overrides: List[str], processes: int) -> Dict[str, List[float]]:
+    """Trains with an interpreter through the entry that is shipped, lm.worker; returns losses and validation losses."""
+    config = compose(overrides)
+    run = Path(config.run.directory or "")
+    run.mkdir(parents=True)
+    file = run / "config.yaml"
+    file.write_text(OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+    command = [python, "-u", "-m", "lm.worker", str(file)]
+    if processes > 1:
+        command = [python, "-m", "hydra_plugins.lm_launchers._gloo", str(processes), *command]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launchers'}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        sys.exit(f"{python} with {processes} processes ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert json.loads((run / "summary.json").read_text())["traces"] == 1
+    return {
+        "loss": [line["loss"] for line in train_lines(run)],
+        "val_loss": [line["val_loss"] for line in lines if "val_loss" in line],
+    }
+
+
+def main(image: str) -> int:
+    folder = Path(tempfile.mkdtemp())
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in make_texts(80)))
+    overrides = [*SMALL, *dataset_overrides(corpus, folder / "set"), f"tracking.uri={(folder / 'mlruns').as_uri()}"]
+    prepare(compose(overrides).dataset, make_console())
+    two = ["parallel=horovod", "cluster=local2"]
+    reference = losses(sys.executable, [*overrides, f"run.directory={folder / 'here'}"], 1)
+    assert len(reference["loss"]) == STEPS
+    worst = 0.0
+    for name, more, processes in (("one process", [], 1), ("two Horovod processes", two, 2)):
+        found = losses(image, [*overrides, *more, f"run.directory={folder / f'image{processes}'}"], processes)
+        for kind, expected in reference.items():
+            assert len(found[kind]) == len(expected)
+            difference = max(abs(a - b) for a, b in zip(found[kind], expected))
+            worst = max(worst, difference)
+            print(f"training image, {name}: {kind} differs from the workstation's by at most {difference:.1e}")
+    return int(worst > TOLERANCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
