@@ -117,7 +117,12 @@ class Checkpoints:
                 raise RunFailed(f"step {progress.step}: {bad[0]} is not finite, so no checkpoint was written")
             save_file(arrays, str(aside / file))
             files[file] = _digest(aside / file, sync=True)
-        content = {"format": FORMAT, "progress": dataclasses.asdict(progress), "identity": self.identity, "files": files}
+        content = {
+            "format": FORMAT,
+            "progress": dataclasses.asdict(progress),
+            "identity": self.identity,
+            "files": files,
+        }
         write_whole(aside / STATE, json.dumps(content, indent=1))
         target = self.folder / name
         if target.exists():  # an unusable one of the same step, or this one written before a resume
@@ -222,7 +227,7 @@ class Checkpoints:
 
 
 def _is_state(name: str) -> bool:
-    return name.startswith(("optimizer.", "first_moment.", "second_moment.", "row_moment.", "column_moment.", "velocity."))
+    return name.split(".")[0] not in ("embedding", "blocks", "final_norm", "head")
 
 
 def _to_numpy(variable: tf.Variable) -> Any:

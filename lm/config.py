@@ -77,9 +77,9 @@ def load(composed: DictConfig) -> Config:
     """
     OmegaConf.resolve(composed)
     problems: List[Problem] = []
-    for name in composed:
+    for name in map(str, composed):
         if name not in SECTIONS:
-            problems.append(Problem((str(name),), f"{name} is not a section", did_you_mean(str(name), SECTIONS)))
+            problems.append(Problem((name,), f"{name} is not a section", did_you_mean(name, SECTIONS)))
     sections = {name: _section(name, composed.get(name), problems) for name in SECTIONS}
     config = Config(**sections)
     bad = {key for problem in problems for key in problem.keys}

@@ -16,8 +16,6 @@ import tensorflow as tf
 from lm.plan import feedforward_width, head_width
 from lm.schema import Model as ModelSettings
 
-Layer = tf.keras.layers.Layer
-
 
 def seeded_normal(seed: int, standard_deviation: float) -> Callable[[str], Callable[..., tf.Tensor]]:
     """Initialisers that depend on the run's seed and the weight's name alone: equal on every rank and version."""
@@ -32,7 +30,7 @@ def seeded_normal(seed: int, standard_deviation: float) -> Callable[[str], Calla
     return named
 
 
-class Part(Layer):
+class Part(tf.keras.layers.Layer):
     """A layer whose weights are named by their place in the decoder ("blocks.0.attention.qkv.kernel")."""
 
     def __init__(self, place: str, settings: ModelSettings, seed: int, compute: tf.DType) -> None:
@@ -196,7 +194,7 @@ class Head(Part):
         self.kernel = None if tied else self.weight("kernel", settings.width, vocabulary)
         self.offset = None if tied else self.bias("bias", vocabulary)
 
-    def call(self, x_BTD: tf.Tensor, embedding_VD: Optional[tf.Tensor] = None) -> tf.Tensor:
+    def call(self, x_BTD: tf.Tensor, embedding_VD: tf.Tensor) -> tf.Tensor:
         if self.kernel is not None:
             return tf.cast(self.project(x_BTD, self.kernel, self.offset), tf.float32)
         rows = tf.reshape(x_BTD, [-1, self.settings.width])

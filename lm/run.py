@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Dict, IO, Iterator, Optional
+from typing import IO, Any, Dict, Iterator, Optional
 
 from lm.schema import Config
 
@@ -40,7 +40,8 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RunFailed(f"another process is training in {self.path}; run.name=NAME starts a run beside it") from None
+            text = f"another process is training in {self.path}; run.name=NAME starts a run beside it"
+            raise RunFailed(text) from None
 
     def unlock(self) -> None:
         """Lets another process write to the run."""

@@ -1,4 +1,4 @@
-"""Imports TensorFlow without what nobody here needs: two seconds of other libraries, and its native libraries' chatter."""
+"""Imports TensorFlow without two seconds of libraries that nobody here needs, and without their native chatter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def import_tensorflow() -> None:
 def _absent() -> Iterator[None]:
     """Optional libraries that have not been imported yet look as if they were not installed."""
     hidden = [name for name in UNUSED if name not in sys.modules]
-    sys.modules.update({name: None for name in hidden})  # type: ignore[dict-item]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
     finally:

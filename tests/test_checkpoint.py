@@ -146,7 +146,7 @@ def test_weights_that_are_not_finite_are_not_saved() -> None:
     save(5)
     bad = variables(1.0)
     bad["embedding.tokens"].assign(tf.fill([3, 4], float("nan")))
-    with pytest.raises(RunFailed, match="step 6: embedding.tokens is not finite, so no checkpoint was written"):
+    with pytest.raises(RunFailed, match=r"step 6: embedding\.tokens is not finite, so no checkpoint was written"):
         checkpoints().save(Progress(step=6), bad)
     assert names() == ["step-00000005"]
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, train_py
 from omegaconf import OmegaConf
 
-from conftest import ROOT, train_py
 from lm.compose import CONF, compose
 from lm.config import ConfigError, load
 from lm.plan import make_plan

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import List
 
 import pytest
-
 from conftest import ROOT, only_run, run_here, train_lines
+
 from lm.config import ConfigError
 from lm.run import RunFailed
 
@@ -74,11 +74,11 @@ def test_never_starts_again_and_keeps_the_old_run_aside(small: List[str]) -> Non
     runs = sorted(path.name for path in Path("outputs/default").iterdir())
     assert len(runs) == 2
     assert runs[1] == runs[0] + ".old1"
-    assert [losses(Path("outputs/default") / name) for name in runs][0] == losses(Path("outputs/default") / runs[1])
+    assert losses(Path("outputs/default") / runs[0]) == losses(Path("outputs/default") / runs[1])
 
 
 def test_must_refuses_where_there_is_nothing_to_resume(small: List[str]) -> None:
-    with pytest.raises(ConfigError, match="run.resume=must, and there is no checkpoint"):
+    with pytest.raises(ConfigError, match=r"run\.resume=must, and there is no checkpoint"):
         run_here([*small, "run.resume=must"])
 
 
@@ -134,10 +134,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(smal
 def test_another_model_or_dataset_in_the_same_folder_is_refused_by_name(small: List[str], tmp_path: Path) -> None:
     run_here(small)
     there = f"run.directory={only_run()}"
-    with pytest.raises(ConfigError, match="model.layers is 1, and .* was written with 2"):
+    with pytest.raises(ConfigError, match=r"model\.layers is 1, and .* was written with 2"):
         run_here([*small, there, "model.layers=1", "train.steps=30"])
     other = [f"dataset.output={tmp_path / 'other'}", "dataset.validation_fraction=0.2"]
-    with pytest.raises(ConfigError, match="dataset is .*, and .* was written with"):
+    with pytest.raises(ConfigError, match=r"dataset is .*, and .* was written with"):
         run_here([*small, there, *other, "train.steps=30"])
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Dict, Tuple
 
 import numpy as np
+import numpy_decoder
 import pytest
 import tensorflow as tf
+from conftest import ROOT
 from safetensors.numpy import load_file
 
-import numpy_decoder
-from conftest import ROOT
 from lm.compose import compose
 from lm.model import Decoder, cross_entropy, named_variables
 from lm.plan import count_parameters

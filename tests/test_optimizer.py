@@ -8,11 +8,11 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 import tensorflow as tf
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from conftest import ROOT
 from lm.compose import compose
 from lm.optimizer import LOSS_SCALE_GROWTH_STEPS, Optimizer, learning_rate, make_optimizer
 from lm.plan import make_plan

@@ -10,8 +10,8 @@ from typing import Any, List
 
 import numpy as np
 import pytest
-
 from conftest import dataset_overrides, make_texts, train_py
+
 from lm.compose import compose
 from lm.config import ConfigError
 from lm.data.prepare import check_fits, output_folder, prepare

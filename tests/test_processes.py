@@ -15,9 +15,8 @@ from typing import Any, Dict, List
 import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import load_file
-
 from conftest import ROOT, only_run, run_here, train_lines, train_py
+from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.processes
 TWO = ["parallel=horovod", "cluster=local2"]

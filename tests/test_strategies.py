@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import pytest
 import tensorflow as tf
-
 from conftest import SMALL
+
 from lm import strategies
 from lm.compose import compose
 from lm.model import Decoder, named_variables

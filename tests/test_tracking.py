@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
-
 from conftest import only_run, run_here, train_lines
+
 from lm.run import RunFailed, RunFolder
 from lm.schema import Config
 from lm.tracking import absolute, flatten, legal_names, replay

@@ -70,7 +70,10 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _refuse_other_files(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
-        text = f"dataset.output={folder} has files and no {MANIFEST}: it is no dataset, and nothing there is overwritten"
+        text = (
+            f"dataset.output={folder} has files and no {MANIFEST}: "
+            "it is no dataset, and nothing there is overwritten"
+        )
         raise ConfigError([Problem(("dataset.output",), text, "dataset.output=AN_EMPTY_FOLDER")])
 
 
@@ -136,12 +139,12 @@ def _encode(dataset: Dataset, files: List[Path], aside: Path, console: Console) 
         task = progress.add_task("encoding", total=sum(file.stat().st_size for file in files))
         for batch in _batches(sources.documents(dataset, files, rejected)):
             for document, ids in zip(batch, tokenizer.encode_batch([d.text for d in batch], threads)):
-                text = document.text.encode()
+                utf8 = document.text.encode()
                 source = source_ids.setdefault(document.source, len(source_ids))
-                writers[document.split].add(np.array([*ids, tokenizer.end_of_text]), len(text), source)
+                writers[document.split].add(np.array([*ids, tokenizer.end_of_text]), len(utf8), source)
                 if document.split == "validation":
-                    gzip_bytes += len(gzip.compress(text))
-                progress.advance(task, len(text))
+                    gzip_bytes += len(gzip.compress(utf8))
+                progress.advance(task, len(utf8))
     splits = {name: writer.close() for name, writer in writers.items()}
     splits["validation"].gzip_bytes = gzip_bytes + len(gzip.flush())
     for name, split in splits.items():

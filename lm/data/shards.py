@@ -177,7 +177,7 @@ class TokenStream:
             wanted = min(count, int(self._starts[shard + 1]) - start)
             part = np.fromfile(self._paths[shard], self.dtype, wanted, offset=offset * self.dtype.itemsize)
             if len(part) != wanted:
-                raise DatasetError(f"{self._paths[shard]} ends at token {offset + len(part):,}, in the middle of a read")
+                raise DatasetError(f"{self._paths[shard]} ends at token {offset + len(part):,}, in mid-read")
             parts.append(part)
             start, count, shard = start + wanted, count - wanted, shard + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Runs jobs one after the other, each in processes of its own on this machine, more than one under horovodrun's engine."""
+"""Runs jobs one after the other, each in processes of its own; more than one are under horovodrun's engine."""
 
 from __future__ import annotations
 

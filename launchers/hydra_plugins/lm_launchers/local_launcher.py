@@ -10,7 +10,6 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-
 ConfigStore.instance().store(
     group="hydra/launcher",
     name="local",
