@@ -80,6 +80,8 @@ def identity(config: Config, manifest: Manifest) -> Dict[str, Any]:
     model = {f"model.{key}": value for key, value in dataclasses.asdict(config.model).items() if key != "name"}
     return {
         **model,
+        "run.seed": config.run.seed,  # of the order of the data
+        "train.precision": config.train.precision,  # the loss scale is of no use to another
         "dataset.vocabulary_size": config.dataset.vocabulary_size,
         "optimizer.name": config.optimizer.name,
         "optimizer.moments_dtype": config.optimizer.moments_dtype,
@@ -125,11 +127,11 @@ class Checkpoints:
         }
         write_whole(aside / STATE, json.dumps(content, indent=1))
         target = self.folder / name
-        if target.exists():  # an unusable one of the same step, or this one written before a resume
-            shutil.rmtree(target)
+        if target.exists():
+            os.rename(target, self._out_of_the_way(target))
         os.rename(aside, target)
         sync_folder(self.folder)
-        self._let_go()
+        self._let_go(progress.step)
 
     def restore(self, variables: Dict[str, tf.Variable]) -> Optional[Progress]:
         """Restores the newest complete checkpoint and returns where it stood; None where there is none at all.
@@ -200,15 +202,33 @@ class Checkpoints:
         if problems:
             raise ConfigError(problems)
 
-    def _let_go(self) -> None:
-        """Removes older checkpoints of this run; a folder that it did not write is never touched."""
+    def _own(self, path: Path) -> Optional[Dict[str, Any]]:
+        """A checkpoint's content if this run wrote it, as far as its checkpoint.json tells."""
+        try:
+            content = json.loads((path / STATE).read_text())
+        except (OSError, ValueError):
+            return None
+        return content if content.get("identity") == self.identity else None
+
+    def _out_of_the_way(self, target: Path) -> Path:
+        """Where a folder that has a new checkpoint's name goes: an own one to be removed, any other to be kept."""
+        if self._own(target):
+            return target.with_name(f".{target.name}.old")
+        number = 1
+        while (kept := target.with_name(f"{target.name}.replaced{number}")).exists():
+            number += 1
+        return kept
+
+    def _let_go(self, step: int) -> None:
+        """Removes checkpoints of this run that are older than a step just saved and its predecessors.
+
+        Those of later steps are what a resume skipped as damaged: they neither count nor go. A folder that this run
+        did not write is never touched.
+        """
         own = []
         for path in self._newest_first():
-            try:
-                content = json.loads((path / STATE).read_text())
-            except (OSError, ValueError):
-                continue
-            if content.get("identity") == self.identity:
+            content = self._own(path)
+            if content and content["progress"]["step"] <= step:
                 own.append((path, content["progress"]["val_loss"]))
         measured = [(loss, path) for path, loss in own if loss is not None]
         best = min(measured)[1] if measured else None

@@ -20,6 +20,7 @@ from lm.config import ConfigError, Problem, defaults, did_you_mean, load
 from lm.plan import make_plan
 from lm.schema import Config
 
+REFUSED = (HydraException, OmegaConfBaseException, ValueError)  # what Hydra raises for what it cannot compose
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
@@ -54,7 +55,7 @@ def composed_with_problems(overrides: Iterable[str]) -> Tuple[DictConfig, List[P
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             return hydra_compose("config", overrides), []
-        except (HydraException, OmegaConfBaseException):
+        except REFUSED:
             good, problems = _sort_out(overrides)
             return hydra_compose("config", good), problems
 
@@ -73,15 +74,21 @@ def _sort_out(overrides: List[str]) -> Tuple[List[str], List[Problem]]:
             problems.append(_unparsable(text))
             continue
         key = override.key_or_group
-        if key in groups:
+        if override.is_sweep_override():
+            many = f"{key} has several values, and this is one run"
+            problems.append(Problem((key,), many, f"-m {text} for a run of each"))
+        elif key in groups:
             option = override.value()
-            if override.is_sweep_override() or override.is_delete() or option in groups[key] or option is None:
+            if (option in groups[key] and not override.is_delete()) or (key == "experiment" and option is None):
                 chosen.append(text)
             else:
                 wanted = did_you_mean(str(option), groups[key])
                 problems.append(Problem((key,), f"{key}={option} is not an option of the group {key}", wanted))
         elif key.startswith("hydra"):
-            chosen.append(text)
+            if _breaks(text, []):
+                problems.append(Problem((key,), f"Hydra does not take {text}"))
+            else:
+                chosen.append(text)
         else:
             settings.append((text, override))
     known = _leaves(hydra_compose("config", chosen))
@@ -98,7 +105,7 @@ def _sort_out(overrides: List[str]) -> Tuple[List[str], List[Problem]]:
         try:
             hydra_compose("config", good)
             return good, problems
-        except (HydraException, OmegaConfBaseException) as error:
+        except REFUSED as error:
             bad = next((text for text in good if _breaks(text, chosen)), good[-1])
             good.remove(bad)
             problems.append(Problem((bad.split("=")[0],), f"{bad}: {str(error).splitlines()[0]}"))
@@ -108,7 +115,7 @@ def _breaks(override: str, chosen: List[str]) -> bool:
     """Whether this override does not compose with the chosen groups alone."""
     try:
         hydra_compose("config", [*(text for text in chosen if text != override), override])
-    except (HydraException, OmegaConfBaseException):
+    except REFUSED:
         return True
     return False
 
@@ -144,7 +151,8 @@ def _leaves(node: Any, prefix: str = "") -> Set[str]:
 def check_command_line(arguments: List[str]) -> None:
     """Refuses a command line before Hydra sees it. Raises ConfigError with every problem.
 
-    A point of a sweep is checked when the launcher has composed it: one bad point does not stop the others.
+    Of a sweep, what no point can compose: unknown settings and options. A point's values are checked when the
+    launcher has composed it, so that one that is refused does not stop the others.
     """
     options = get_args_parser().parse_args(arguments)
     if options.help or options.hydra_help or options.info or options.shell_completion:
@@ -154,22 +162,31 @@ def check_command_line(arguments: List[str]) -> None:
     if not options.multirun:
         make_plan(compose(options.overrides))
         return
-    _, problems = composed_with_problems(_first_point(options.overrides))
+    problems: List[Problem] = []
+    for point in _points(options.overrides):
+        _, found = composed_with_problems(point)
+        problems += [problem for problem in found if problem not in problems]
     if problems:
         raise ConfigError(problems)
 
 
-def _first_point(overrides: List[str]) -> List[str]:
-    """The overrides with the first value of each swept setting, enough to know that they compose."""
+def _points(overrides: List[str]) -> List[List[str]]:
+    """Enough points of a sweep to meet every option of a swept group, and the first value of a swept setting."""
     parser = OverridesParser.create()
-    points = []
+    groups = _groups()
+    first: List[str] = []
+    others: List[Tuple[int, str]] = []
     for text in overrides:
         try:
             override = parser.parse_override(text)
         except HydraException:
-            points.append(text)
+            first.append(text)
             continue
         if override.is_discrete_sweep():
-            text = f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
-        points.append(text)
-    return points
+            key = override.get_key_element()
+            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if key in groups:
+                others += [(len(first), value) for value in values[1:]]
+            text = values[0]
+        first.append(text)
+    return [first, *([*first[:at], value, *first[at + 1 :]] for at, value in others)]

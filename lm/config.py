@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Tuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lm.schema import KINDS, SECTIONS, Config
@@ -75,8 +75,15 @@ def load(composed: DictConfig) -> Config:
 
     Raises ConfigError with every problem.
     """
-    OmegaConf.resolve(composed)
     problems: List[Problem] = []
+    absent = [name for name in SECTIONS if not isinstance(composed.get(name), DictConfig) or not composed[name]]
+    absent += [name for name in ("model", "dataset") if OmegaConf.is_missing(composed.get(name) or {}, "name")]
+    if absent:
+        raise ConfigError([Problem((name,), f"{name} is left out", f"{name}=OPTION") for name in absent])
+    try:
+        OmegaConf.resolve(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError([Problem((), f"an interpolation has no value: {str(error).splitlines()[0]}")]) from None
     for name in map(str, composed):
         if name not in SECTIONS:
             problems.append(Problem((name,), f"{name} is not a section", did_you_mean(name, SECTIONS)))
@@ -130,7 +137,10 @@ def _section(name: str, values: Any, problems: List[Problem]) -> Any:
                 problems.append(Problem((full,), f"{full} has no value", f"{full}=..."))
             typed[key] = _stand_in(f)
         elif typed[key] is not None:
-            problems += _limits(full, typed[key], f.metadata)
+            broken = _limits(full, typed[key], f.metadata)
+            problems += broken
+            if broken:
+                typed[key] = [] if "List" in str(f.type) else _stand_in(f)
     return OmegaConf.to_object(typed)
 
 
@@ -157,16 +167,19 @@ def _limits(full: str, value: Any, limits: Any) -> List[Problem]:
         refuse(f"at most {limits['maximum']}", f"{full}={limits['maximum']}")
     elif limits["below"] is not None and value >= limits["below"]:
         refuse(f"below {limits['below']}", f"{full}={limits['below'] * 0.1:g}" if limits["below"] > 0 else "")
-    if limits["choices"] and value not in limits["choices"]:
-        refuse(f"one of {', '.join(limits['choices'])}", did_you_mean(str(value), limits["choices"]))
+    chosen = list(value) if isinstance(value, ListConfig) else [value]
+    for one in chosen if limits["choices"] else []:
+        if one not in limits["choices"]:
+            some = "of" if isinstance(value, ListConfig) else "one of"
+            refuse(f"{some} {', '.join(limits['choices'])}", did_you_mean(str(one), limits["choices"]))
     if limits["pattern"] and not re.fullmatch(limits["pattern"], value):
         refuse("letters, digits, dots, dashes and underscores only", "a name without = , or spaces")
     return problems
 
 
 def _disagreements(config: Config) -> List[Problem]:
-    """What settings say against each other. `lm.plan` adds what batches and replicas say."""
-    problems = []
+    """What settings say against each other."""
+    problems = _batch_disagreements(config)
     model, schedule, train = config.model, config.schedule, config.train
     if model.head_width is None and model.width % model.heads:
         near = max(heads for heads in range(1, model.heads + 1) if model.width % heads == 0)
@@ -194,6 +207,43 @@ def _disagreements(config: Config) -> List[Problem]:
                 ("schedule.warmup_steps", "schedule.decay_steps", "train.steps"),
                 f"schedule.warmup_steps={schedule.warmup_steps}{both} is not below train.steps={train.steps}",
                 f"train.steps={schedule.warmup_steps + decay_steps + 1} or more, or a shorter warm-up",
+            )
+        )
+    return problems
+
+
+def _batch_disagreements(config: Config) -> List[Problem]:
+    """What the batch, its microbatches and the processes say against each other."""
+    train, replicas = config.train, config.cluster.processes
+    problems = []
+    if config.parallel.name == "single" and replicas > 1:
+        problems.append(
+            Problem(
+                ("parallel", "cluster.processes"),
+                f"parallel=single trains in 1 process and cluster.processes={replicas} starts {replicas}",
+                "parallel=horovod, or cluster=local",
+            )
+        )
+    per_replica = train.global_batch_sequences // replicas
+    if train.global_batch_sequences % replicas:
+        up = math.ceil(train.global_batch_sequences / replicas) * replicas
+        problems.append(
+            Problem(
+                ("train.global_batch_sequences", "cluster.processes"),
+                f"train.global_batch_sequences={train.global_batch_sequences} does not divide among "
+                f"{replicas} replicas",
+                f"train.global_batch_sequences={up}",
+            )
+        )
+    microbatch = train.microbatch_sequences or max(per_replica, 1)
+    if per_replica and per_replica % microbatch:
+        near = max(n for n in range(1, microbatch + 1) if per_replica % n == 0)
+        problems.append(
+            Problem(
+                ("train.microbatch_sequences", "train.global_batch_sequences"),
+                f"train.microbatch_sequences={microbatch} does not divide a replica's {per_replica} sequences "
+                f"({train.global_batch_sequences} / {replicas})",
+                f"train.microbatch_sequences={near}",
             )
         )
     return problems

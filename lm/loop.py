@@ -29,6 +29,7 @@ from lm.stopwatch import Stopwatch
 from lm.strategies import Strategy, devices
 from lm.tracking import Tracker
 
+STOP_EVERY_BATCHES = 16  # how often an evaluation asks whether to stop
 log = logging.getLogger("lm")
 
 
@@ -66,33 +67,58 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
     with stopwatch("checkpoint"):
         checkpoints = Checkpoints(run.checkpoints, identity(config, manifest), config.checkpoint.keep)
         restored = checkpoints.restore(variables)
-        strategy.barrier()  # nobody lets go of a checkpoint that another rank still reads
+        progress = restored or Progress()
+        mean_step = strategy.mean(progress.step)  # also: nobody lets go of a checkpoint that another still reads
+    if mean_step != progress.step:
+        raise RunFailed(f"this rank read the checkpoint of step {progress.step}, the ranks' mean is {mean_step}")
     if restored is None and config.run.resume == "must":
         raise RunFailed(f"run.resume=must, and there is no checkpoint in {run.checkpoints}")
-    progress = restored or Progress()
     if restored:
         log.info("resumed at step %d, sequence %d", progress.step, progress.sequences)
-    tracker: Optional[Tracker] = None
-    if chief:
-        run.forget_metrics_after(progress.step)
-        if config.tracking.uri is not None:
-            tracker = Tracker(config.tracking.uri, run, config)
-            tracker.start()
 
     # --- the steps ---------------------------------------------------------------------------------
-    train_step = strategy.train_step(model, optimizer, plan)
-    eval_step = strategy.eval_step(model)
-    batches = iter(
-        training_batches(
-            reader, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
-        )
-    )
     summary = _first_summary(plan, manifest, topology.size, peak_flops, peak_from)
     summary["checkpoint_step"] = progress.step if restored else None
     display = StepDisplay(console, plan.steps, progress.step, chief)
+    tracker: Optional[Tracker] = None
+    stopping = False
     try:
+        if chief:
+            run.forget_metrics_after(progress.step)
+            summary["loss"] = next((line["loss"] for line in run.last_metrics() if "loss" in line), None)
+        if chief and config.tracking.uri is not None:
+            tracker = Tracker(config.tracking.uri, run, config)
+            tracker.start()
+        train_step = strategy.train_step(model, optimizer, plan)
+        eval_step = strategy.eval_step(model)
+
+        def evaluate_now() -> None:
+            with stopwatch("evaluation"):
+                val_loss = evaluate(eval_step, strategy, plan, validation, stop)
+            if val_loss is None:  # stopped: the resumed run evaluates instead
+                return
+            progress.measure(val_loss)
+            measured = {"val_loss": val_loss, "val_bits_per_byte": bits_per_byte(val_loss, manifest)}
+            if chief:
+                run.append_metrics({**_position(progress, plan), **measured})
+            display.evaluated(progress.step, measured, summary["gzip_bits_per_byte"])
+
+        def save() -> None:
+            with stopwatch("checkpoint"):
+                if chief:
+                    checkpoints.save(progress, variables)
+                strategy.barrier()
+            summary["checkpoint_step"] = progress.step
+
+        batches = iter(
+            training_batches(
+                reader, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
+            )
+        )
+        if restored and progress.val_loss is None and _evaluation_due(progress, config):
+            evaluate_now()
         while progress.step < plan.steps:
-            with stopwatch("data_wait"):
+            with stopwatch("data_wait" if strategy.traces else "start_up"):
                 tokens_BS = next(batches)
             with stopwatch("step" if strategy.traces else "compile"):
                 # dropout masks follow the run's seed and this replica's first sequence, never the clock
@@ -110,36 +136,28 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
                 if chief:
                     run.append_metrics(line)
                 display.logged(line)
-                summary["loss"] = line["loss"] if math.isfinite(line["loss"]) else None
-            if progress.nonfinite_steps >= config.train.max_nonfinite_steps:
+                summary["loss"] = line["loss"]
+            at_the_end = progress.step == plan.steps and progress.nonfinite_steps > 0
+            if progress.nonfinite_steps >= config.train.max_nonfinite_steps or at_the_end:
                 raise RunFailed(_nonfinite(line, progress, checkpoints))
 
-            if progress.step % config.train.eval_every_steps == 0 or progress.step == plan.steps:
-                with stopwatch("evaluation"):
-                    measured = evaluate(eval_step, strategy, plan, validation, manifest)
-                progress.measure(measured["val_loss"])
-                summary.update(measured)
-                if chief:
-                    run.append_metrics({**_position(progress, plan), **measured})
-                display.evaluated(progress.step, measured, summary["gzip_bits_per_byte"])
-
+            if not stopping and _evaluation_due(progress, config):
+                evaluate_now()
             due = progress.step % config.checkpoint.every_steps == 0 or last or progress.is_best
             if due and not progress.nonfinite_steps:
-                with stopwatch("checkpoint"):
-                    if chief:
-                        checkpoints.save(progress, variables)
-                    strategy.barrier()
-                summary["checkpoint_step"] = progress.step
+                save()
             if stopping:
                 break
 
         # --- closing -------------------------------------------------------------------------------
         summary["status"] = "finished" if progress.step >= plan.steps else "stopped"
+        if summary["status"] == "finished" and progress.val_loss is None:  # a stop came with the last step
+            evaluate_now()
         if chief and summary["status"] == "finished" and config.train.sample_tokens:
             with stopwatch("sample"):
                 write_whole(run.sample, continue_text(model, config, data, manifest))
     except Exception as error:
-        summary["reason"] = f"{type(error).__name__}: {error}"
+        summary.update(status="failed", reason=f"{type(error).__name__}: {error}")
         raise
     finally:
         display.close()
@@ -147,16 +165,20 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
             {key: value for key, value in _position(progress, plan).items() if key != "time"},
             **_rates(stopwatch.totals(), plan, peak_flops),
             skipped_steps=progress.skipped_steps,
+            val_loss=progress.val_loss,
+            val_bits_per_byte=bits_per_byte(progress.val_loss, manifest) if progress.val_loss is not None else None,
             best_val_loss=progress.best_val_loss,
             traces=strategy.traces,
             signal=stop.number,
             goodput_seconds=stopwatch.split(),
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
-        if chief:
-            write_whole(run.summary, json.dumps(summary, indent=1) + "\n")
-        if tracker is not None:
-            tracker.close(summary["status"])
+        try:
+            if chief:
+                run.write_summary(summary)
+        finally:
+            if tracker is not None:
+                tracker.close(summary["status"])
     if chief:
         if run.sample.exists() and summary["status"] == "finished":
             log.info("sample:\n%s", run.sample.read_text())
@@ -165,23 +187,30 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
 
 
 def evaluate(
-    eval_step: strategies.EvalStep, strategy: Strategy, plan: Plan, validation: TokenStream, manifest: Manifest
-) -> Dict[str, float]:
-    """Token-weighted mean loss over the whole validation split, and its bits a byte of text.
-
-    Bits a byte = loss / ln 2 x tokens / bytes (Gao et al. 2020, The Pile, section 3.1).
-    """
+    eval_step: strategies.EvalStep, strategy: Strategy, plan: Plan, validation: TokenStream, stop: StopRequest
+) -> Optional[float]:
+    """Token-weighted mean loss in nats over the whole validation split; None where the ranks were asked to stop."""
     topology = strategy.topology
     nats, tokens = 0.0, 0.0
     batches = evaluation_batches(
         validation, plan.context_tokens, plan.microbatch_sequences, topology.replica, topology.replicas
     )
-    for tokens_BS, weights_BT in batches:
+    for number, (tokens_BS, weights_BT) in enumerate(batches):
         batch_nats, batch_tokens = eval_step(tokens_BS, weights_BT)
         nats, tokens = nats + float(batch_nats), tokens + float(batch_tokens)
+        if number % STOP_EVERY_BATCHES == 0 and strategy.mean(float(stop.number > 0)) > 0:
+            return None
+    return nats / tokens
+
+
+def bits_per_byte(loss: float, manifest: Manifest) -> float:
+    """Bits a byte of held-out text: loss / ln 2 x tokens / bytes (Gao et al. 2020, The Pile, section 3.1)."""
     split = manifest.splits["validation"]
-    loss = nats / tokens
-    return {"val_loss": loss, "val_bits_per_byte": loss / math.log(2) * split.tokens / split.text_bytes}
+    return loss / math.log(2) * split.tokens / split.text_bytes
+
+
+def _evaluation_due(progress: Progress, config: Config) -> bool:
+    return progress.step % config.train.eval_every_steps == 0 or progress.step == config.train.steps
 
 
 def _first_summary(

@@ -1,8 +1,8 @@
 """The decoder as Keras layers that run in Keras 2.6 and Keras 3 alike. It never learns how it is parallelised.
 
 Shapes: B batch, T time, D width, H heads, K head width, F feed-forward width, V vocabulary. A tensor's name
-ends in its shape: x_BTD. Weights are float32; each layer casts them to the precision it computes in, while
-norms, softmaxes and logits compute in float32.
+ends in its shape: x_BTD. Weights are float32; each layer casts them to the precision that its products compute in.
+Norms and softmaxes compute in float32, and logits are float32 from their product on.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Update(NamedTuple):
 
 
 def learning_rate(schedule: Any, peak: float, steps: int, step: tf.Tensor) -> tf.Tensor:
-    """The learning rate of a step, counted from zero: positive and finite at each, warm-up 0 included.
+    """The learning rate of a step, counted from zero: finite at each, warm-up 0 included.
 
     schedule: a constant, cosine or wsd section. steps: train.steps.
     """

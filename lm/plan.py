@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Tuple
 
-from lm.config import ConfigError, Problem
 from lm.schema import Config, Model
 
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -86,25 +85,30 @@ def feedforward_width(model: Model) -> int:
     return model.feedforward_width or 4 * model.width
 
 
-def count_parameters(model: Model, vocabulary_size: int) -> Dict[str, int]:
-    """Parameters by part: embeddings, blocks, final_norm, head. `lm.model` makes exactly these."""
+def weight_shapes(model: Model, vocabulary_size: int) -> Dict[str, List[Tuple[int, ...]]]:
+    """The shape of every weight, by part: embeddings, blocks, final_norm, head. `lm.model` makes exactly these."""
     width, inner = model.width, feedforward_width(model)
     projected = model.heads * head_width(model)
-    norm = width * (2 if model.norm == "layernorm" else 1)
-    attention = width * 3 * projected + projected * width
-    feedforward = 2 * width * inner
-    biases = 3 * projected + width + inner + width
-    if model.activation == "swiglu":  # a gate beside the first matrix
-        feedforward += width * inner
-        biases += inner
-    head = 0 if model.tied_head else width * vocabulary_size + (vocabulary_size if model.bias else 0)
-    positions = model.context * width if model.positions == "learned" else 0
+    norm: List[Tuple[int, ...]] = [(width,)] * (2 if model.norm == "layernorm" else 1)
+
+    def dense(rows: int, columns: int) -> List[Tuple[int, ...]]:
+        return [(rows, columns), (columns,)] if model.bias else [(rows, columns)]
+
+    attention = dense(width, 3 * projected) + dense(projected, width)
+    feedforward = dense(width, inner) * (2 if model.activation == "swiglu" else 1) + dense(inner, width)
+    positions = [(model.context, width)] if model.positions == "learned" else []
     return {
-        "embeddings": vocabulary_size * width + positions,
-        "blocks": model.layers * (2 * norm + attention + feedforward + (biases if model.bias else 0)),
-        "final_norm": norm if model.norm_placement == "pre" else 0,
-        "head": head,
+        "embeddings": [(vocabulary_size, width), *positions],
+        "blocks": (norm * 2 + attention + feedforward) * model.layers,
+        "final_norm": norm if model.norm_placement == "pre" else [],
+        "head": [] if model.tied_head else dense(width, vocabulary_size),
     }
+
+
+def count_parameters(model: Model, vocabulary_size: int) -> Dict[str, int]:
+    """Parameters by part."""
+    shapes = weight_shapes(model, vocabulary_size)
+    return {part: sum(math.prod(shape) for shape in of_part) for part, of_part in shapes.items()}
 
 
 def flops_per_token(model: Model, vocabulary_size: int) -> int:
@@ -119,8 +123,8 @@ def flops_per_token(model: Model, vocabulary_size: int) -> int:
     return 6 * matrices + 12 * model.layers * projected * model.context
 
 
-def _memory(config: Config, parameters: int, microbatch_sequences: int) -> Memory:
-    """Bytes on a device. Weights and gradients are float32 in every precision.
+def _memory(config: Config, parameters: int, microbatch_sequences: int, accumulation: int) -> Memory:
+    """Bytes on a device. Weights and gradients are float32 in every precision; accumulation keeps a second set.
 
     Activations are the tensors that the backward pass reads, counted a block at a time: both norms' inputs and
     outputs, queries, keys and values, the attention weights [heads, context, context] before and after their
@@ -138,12 +142,13 @@ def _memory(config: Config, parameters: int, microbatch_sequences: int) -> Memor
     )
     moments_bytes = BYTES_OF[optimizer.moments_dtype]
     moments = {"adamw": 2 * parameters, "sgd": parameters}.get(optimizer.name)
-    if moments is None:  # Adafactor keeps a row and a column of each matrix
-        moments = round(parameters / model.width * 2)
+    if moments is None:  # Adafactor keeps a row and a column of each matrix, and vectors whole
+        shapes = weight_shapes(model, config.dataset.vocabulary_size)
+        moments = sum(sum(shape) for part in shapes.values() for shape in part)
     logits = tokens * config.dataset.vocabulary_size * 4 * 2  # and their gradient
     return Memory(
         weights=4 * parameters,
-        gradients=4 * parameters,
+        gradients=4 * parameters * (2 if accumulation > 1 else 1),
         optimizer=moments_bytes * moments,
         activations=model.layers * tokens * per_token,
         logits=logits,
@@ -151,44 +156,10 @@ def _memory(config: Config, parameters: int, microbatch_sequences: int) -> Memor
 
 
 def make_plan(config: Config) -> Plan:
-    """The plan of a checked configuration.
-
-    Raises ConfigError where the batch does not divide, or the strategy cannot use the processes.
-    """
+    """The plan of a checked configuration."""
     train, replicas = config.train, config.cluster.processes
-    problems = []
-    if config.parallel.name == "single" and replicas > 1:
-        problems.append(
-            Problem(
-                ("parallel", "cluster.processes"),
-                f"parallel=single trains in 1 process and cluster.processes={replicas} starts {replicas}",
-                "parallel=horovod, or cluster=local",
-            )
-        )
     per_replica = train.global_batch_sequences // replicas
-    if train.global_batch_sequences % replicas:
-        up = math.ceil(train.global_batch_sequences / replicas) * replicas
-        problems.append(
-            Problem(
-                ("train.global_batch_sequences", "cluster.processes"),
-                f"train.global_batch_sequences={train.global_batch_sequences} does not divide among "
-                f"{replicas} replicas",
-                f"train.global_batch_sequences={up}",
-            )
-        )
-    microbatch = train.microbatch_sequences or max(per_replica, 1)
-    if per_replica and per_replica % microbatch:
-        near = max(n for n in range(1, microbatch + 1) if per_replica % n == 0)
-        problems.append(
-            Problem(
-                ("train.microbatch_sequences", "train.global_batch_sequences"),
-                f"train.microbatch_sequences={microbatch} does not divide a replica's {per_replica} sequences "
-                f"({train.global_batch_sequences} / {replicas})",
-                f"train.microbatch_sequences={near}",
-            )
-        )
-    if problems:
-        raise ConfigError(problems)
+    microbatch = train.microbatch_sequences or per_replica
     parts = count_parameters(config.model, config.dataset.vocabulary_size)
     parameters = sum(parts.values())
     tokens_per_step = train.global_batch_sequences * config.model.context
@@ -207,5 +178,5 @@ def make_plan(config: Config) -> Plan:
         tokens=train.steps * tokens_per_step,
         peak_learning_rate=config.optimizer.learning_rate
         * scaling[getattr(config.parallel, "lr_scaling", "none")],
-        memory_per_device=_memory(config, parameters, microbatch),
+        memory_per_device=_memory(config, parameters, microbatch, per_replica // microbatch),
     )

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, Optional
+from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
 from lm.schema import Config
 
@@ -62,27 +62,36 @@ class RunFolder:
         """summary.json, or nothing where the run has not ended yet."""
         return json.loads(self.summary.read_text()) if self.summary.exists() else {}
 
-    def metric_lines(self) -> Iterator[Dict[str, Any]]:
-        """The whole lines of metrics.jsonl; one that a kill cut short is left out."""
+    def metric_lines(self, start: int = 0) -> Iterator[Tuple[Dict[str, Any], int]]:
+        """The whole lines of metrics.jsonl from a byte on, and the byte where each ends.
+
+        A line that a kill cut short is left out.
+        """
         if self.metrics.exists():
-            with open(self.metrics) as file:
+            with open(self.metrics, "rb") as file:
+                file.seek(start)
                 for line in file:
-                    if line.endswith("\n"):
-                        yield json.loads(line)
+                    start += len(line)
+                    if line.endswith(b"\n"):
+                        yield json.loads(line), start
+
+    def last_metrics(self) -> List[Dict[str, Any]]:
+        """The lines of metrics.jsonl, newest first."""
+        return [line for line, _ in self.metric_lines()][::-1]
 
     def forget_metrics_after(self, step: int) -> None:
         """Drops the lines of steps that will be done again."""
-        kept = [json.dumps(line) + "\n" for line in self.metric_lines() if line["step"] <= step]
+        kept = [json.dumps(line) + "\n" for line, _ in self.metric_lines() if line["step"] <= step]
         write_whole(self.metrics, "".join(kept))
 
     def append_metrics(self, values: Dict[str, Any]) -> None:
         """Adds a line. A number that is not finite is null there, and named under "nonfinite"."""
-        bad = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
-        line = {key: None if key in bad else value for key, value in values.items()}
-        if bad:
-            line["nonfinite"] = bad
         with open(self.metrics, "a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(_finite(values)) + "\n")
+
+    def write_summary(self, values: Dict[str, Any]) -> None:
+        """Writes summary.json, numbers that are not finite as above."""
+        write_whole(self.summary, json.dumps(_finite(values), indent=1) + "\n")
 
 
 def run_folder(config: Config) -> RunFolder:
@@ -91,6 +100,12 @@ def run_folder(config: Config) -> RunFolder:
     if run.directory is not None:
         return RunFolder(Path(run.directory))
     return RunFolder(OUTPUTS / run.experiment / f"{run.name}-{config.hash()}")
+
+
+def _finite(values: Dict[str, Any]) -> Dict[str, Any]:
+    bad = [key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    kept = {key: None if key in bad else value for key, value in values.items()}
+    return {**kept, "nonfinite": bad} if bad else kept
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -83,7 +83,7 @@ class AdamW:
     beta2: float = setting(minimum=0, below=1)
     epsilon: float = setting(above=0)
     weight_decay: float = setting(minimum=0)
-    no_decay: List[str] = setting([])
+    no_decay: List[str] = setting([], choices=("norm", "bias", "embedding"))
     clip_norm: Optional[float] = setting(above=0)  # of the global gradient; null: no clipping
     moments_dtype: str = setting(choices=("float32", "bfloat16"))
 
@@ -99,7 +99,7 @@ class Adafactor:
     minimum_rms: float = setting(above=0)  # the least root mean square a parameter is taken to have
     clip_threshold: float = setting(above=0)  # of an update's root mean square
     weight_decay: float = setting(minimum=0)
-    no_decay: List[str] = setting([])
+    no_decay: List[str] = setting([], choices=("norm", "bias", "embedding"))
     clip_norm: Optional[float] = setting(above=0)
     moments_dtype: str = setting(choices=("float32", "bfloat16"))
 
@@ -112,7 +112,7 @@ class SGD:
     learning_rate: float = setting(above=0)
     momentum: float = setting(minimum=0, below=1)
     weight_decay: float = setting(minimum=0)
-    no_decay: List[str] = setting([])
+    no_decay: List[str] = setting([], choices=("norm", "bias", "embedding"))
     clip_norm: Optional[float] = setting(above=0)
     moments_dtype: str = setting(choices=("float32", "bfloat16"))
 
@@ -236,13 +236,15 @@ class Config:
     def result_settings(self) -> Dict[str, Any]:
         """The settings that change what a run learns: not where it runs, how often it logs, or its name."""
         settings = {name: dict(section) for name, section in self.as_dict().items()}
-        result = {name: settings[name] for name in ("model", "dataset", "optimizer", "schedule")}
-        del result["dataset"]["output"]
+        result: Dict[str, Any] = {name: settings[name] for name in ("model", "dataset", "optimizer", "schedule")}
+        del result["dataset"]["output"], result["dataset"]["shard_bytes"]
         result["train"] = {
             key: settings["train"][key]
             for key in ("steps", "global_batch_sequences", "precision", "initial_loss_scale")
         }
-        result["lr_scaling"] = settings["parallel"].get("lr_scaling", "none")
+        scaling = settings["parallel"].get("lr_scaling", "none")
+        if scaling != "none":  # then, and only then, the number of replicas changes the learning rate
+            result["lr_scaling"] = [scaling, settings["cluster"]["processes"]]
         result["seed"] = settings["run"]["seed"]
         return result
 

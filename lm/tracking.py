@@ -77,6 +77,7 @@ class Tracker:
         self.client: Any = None
         self.status = ""
         self.begun = False
+        self.offset = 0  # bytes of metrics.jsonl that have been read and sent
         self.trouble = ""
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -124,8 +125,8 @@ class Tracker:
         from mlflow.entities import Metric
 
         batch: List[Any] = []
-        sent = dict(self.state)
-        for line in self.run.metric_lines():
+        sent, end = dict(self.state), self.offset
+        for line, end in self.run.metric_lines(self.offset):
             kind = "val_step" if "val_loss" in line else "train_step"
             if line["step"] <= sent[kind]:
                 continue
@@ -138,9 +139,10 @@ class Tracker:
             batch += [Metric(key, value, int(line["time"] * 1000), line["step"]) for key, value in numbers.items()]
             if len(batch) > BATCH_METRICS - 50:
                 self._send(batch, sent)
-                batch = []
+                batch, self.offset = [], end
         if batch:
             self._send(batch, sent)
+        self.offset = end
 
     def end(self, status: str) -> None:
         """Sets the run's status and stores its summary."""
@@ -232,9 +234,11 @@ def replay(folder: Path) -> str:
     composed = OmegaConf.load(folder / "config.yaml")
     assert isinstance(composed, DictConfig)
     config, run = load(composed), RunFolder(folder)
-    if config.tracking.uri is None:
+    stored = json.loads(run.tracking.read_text())["uri"] if run.tracking.exists() else config.tracking.uri
+    if stored is None:
         raise RunFailed(f"{folder} was run with tracking.uri=null: there is no server to send it to")
-    tracker = Tracker(config.tracking.uri, run, config)
+    run.lock()
+    tracker = Tracker(stored, run, config)
     summary = run.read_summary()
     try:
         tracker.sync()
@@ -242,4 +246,6 @@ def replay(folder: Path) -> str:
             tracker.end(summary["status"])
     except Exception as error:
         raise RunFailed(f"MLflow at {tracker.uri} does not take it: {type(error).__name__}: {error}") from error
+    finally:
+        run.unlock()
     return f"MLflow run {tracker.state['run_id']} at {tracker.uri} is up to step {tracker.state['train_step']}"

@@ -142,6 +142,26 @@ def test_what_this_run_did_not_write_is_never_deleted() -> None:
     assert Path("checkpoints/step-00000000/thesis.txt").read_text() == "mine"
 
 
+def test_a_folder_with_a_new_checkpoints_name_is_kept_beside_it() -> None:
+    Path("checkpoints/step-00000005").mkdir(parents=True)
+    Path("checkpoints/step-00000005/thesis.txt").write_text("mine")
+    save(5), save(5)
+    assert names() == ["step-00000005", "step-00000005.replaced1"]
+    assert Path("checkpoints/step-00000005.replaced1/thesis.txt").read_text() == "mine"
+    assert restored() == {"step": 5}
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_damaged_newer_checkpoints_never_push_out_the_good_ones(keep: int) -> None:
+    for step in (100, 200, 300):
+        save(step, keep=3)
+    for step in (200, 300):
+        truncate(Path(f"checkpoints/step-00000{step}/weights.safetensors"))
+    assert restored() == {"step": 100}
+    save(150, keep=keep)
+    assert restored() == {"step": 150}
+
+
 def test_weights_that_are_not_finite_are_not_saved() -> None:
     save(5)
     bad = variables(1.0)

@@ -30,10 +30,10 @@ def refusal(*overrides: str) -> str:
 @pytest.mark.parametrize("cluster", options("cluster"))
 def test_every_combination_composes_and_plans(model: str, parallel: str, cluster: str) -> None:
     overrides = [f"model={model}", f"parallel={parallel}", f"cluster={cluster}"]
-    config = compose(overrides)
-    if parallel == "single" and config.cluster.processes > 1:
+    if parallel == "single" and cluster != "local":
         assert "parallel=single trains in 1 process" in refusal(*overrides)
     else:
+        config = compose(overrides)
         plan = make_plan(config)
         assert plan.replicas == config.cluster.processes
         assert plan.microbatch_sequences * plan.accumulation * plan.replicas == plan.global_batch_sequences
@@ -72,6 +72,39 @@ def test_a_setting_of_one_optimizer_is_a_typo_under_another() -> None:
     assert compose(["optimizer=sgd", "optimizer.momentum=0.5"]).optimizer.momentum == 0.5
     assert "optimizer.momentum is not a setting" in refusal("optimizer=adamw", "optimizer.momentum=0.5")
     assert "model.extra is not a setting" in refusal("+model.extra=1")
+
+
+def test_batch_problems_are_told_with_the_others() -> None:
+    text = refusal("model.heads=5", "parallel=horovod", "cluster.processes=3", "train.microbatch_sequences=3")
+    assert "3 problems" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [  # what Hydra itself would answer with a traceback
+        (["model=tiny,10m"], "model has several values, and this is one run\n     -> -m model=tiny,10m"),
+        (["model=null"], "model=None is not an option of the group model"),
+        (["~model"], "model is left out\n     -> model=OPTION"),
+        (["hydra/launcher=joblb"], "Hydra does not take hydra/launcher=joblb"),
+        (["hydra.mode=FOO"], "Hydra does not take hydra.mode=FOO"),
+        (["run.name=${foo.bar}"], "an interpolation has no value"),
+        (["model.heads=0"], "model.heads=0 must be at least 1"),
+        (["model.heads=-5"], "model.heads=-5 must be at least 1"),
+        (["experiment=smok"], "did you mean smoke?"),
+        (["optimizer.no_decay=[norms]"], "must be of norm, bias, embedding\n     -> did you mean norm?"),
+        (["justaword"], "justaword is not an override"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_odd_overrides_are_refused_in_words(overrides: list[str], said: str) -> None:
+    assert said in refusal(*overrides)
+
+
+def test_a_sweep_over_an_unknown_option_is_refused_before_its_first_job() -> None:
+    done = train_py("-m", "model=tiny,tinny", "train.steps=1")
+    assert done.returncode == 2
+    assert "model=tinny is not an option of the group model\n     -> did you mean tiny?" in done.stderr
+    assert not Path("outputs").exists()
 
 
 @pytest.mark.parametrize(
@@ -187,12 +220,19 @@ def test_help_shows_groups_and_examples() -> None:
 
 def test_the_hash_covers_what_changes_the_result_and_nothing_else() -> None:
     base = compose([]).hash()
-    same = ["cluster=local2", "checkpoint.keep=9", "train.log_every_steps=1", "run.resume=must", "run.name=x"]
+    assert compose(["parallel=horovod", "cluster=local2"]).hash() == base
+    same = ["dataset.shard_bytes=1000", "checkpoint.keep=9", "train.log_every_steps=1", "run.resume=must", "run.name=x"]
     other = ["run.seed=1", "train.steps=501", "optimizer.learning_rate=1e-3", "model.dropout=0.1"]
     assert all(compose([override]).hash() == base for override in same)
     hashes = {compose([override]).hash() for override in other}
     assert len(hashes) == len(other)
     assert base not in hashes
+
+
+def test_the_number_of_replicas_is_in_the_hash_where_it_changes_the_rate() -> None:
+    scaled = ["parallel=horovod", "parallel.lr_scaling=linear"]
+    two, four = (compose([*scaled, f"cluster={cluster}"]).hash() for cluster in ("local2", "local4"))
+    assert two != four
 
 
 def test_files_differ_from_the_schema_only_where_they_say_so() -> None:

@@ -18,7 +18,7 @@ def stream_of(tokens: int, folder: Path, shard_bytes: int = 100) -> TokenStream:
     """A split whose token i is i, in several shards."""
     writer = SplitWriter(folder, "train", np.dtype("<u2"), shard_bytes)
     writer.add(np.arange(tokens), text_bytes=tokens, source=0)
-    manifest = Manifest({}, 60000, 0, "<u2", "", [""], {}, {"train": writer.close()})
+    manifest = Manifest({}, 60000, 0, "<u2", "", "", [""], {}, {"train": writer.close()})
     return TokenStream(folder, manifest, "train")
 
 

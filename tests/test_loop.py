@@ -131,6 +131,31 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(smal
         assert "Infinity" not in line
 
 
+def test_a_run_never_ends_well_on_a_loss_that_is_not_finite(small: List[str]) -> None:
+    """TR01: fewer such steps than train.max_nonfinite_steps, but they are the last ones."""
+    overrides = ["optimizer.learning_rate=1e6", "train.max_nonfinite_steps=1000", "train.eval_every_steps=1000"]
+    with pytest.raises(RunFailed, match=r"step 20: loss .* not finite for \d+ steps"):
+        run_here([*small, *overrides])
+    assert json.loads((only_run() / "summary.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("change", "key"), [("run.seed=1", "run.seed"), ("train.precision=float16", "train.precision")]
+)
+def test_another_seed_or_precision_in_the_same_folder_is_refused(small: List[str], change: str, key: str) -> None:
+    run_here(small)
+    with pytest.raises(ConfigError, match=f"{key} is"):
+        run_here([*small, f"run.directory={only_run()}", change, "train.steps=30"])
+
+
+def test_a_summary_that_a_kill_prevented_is_made_whole_by_the_next_start(small: List[str]) -> None:
+    expected = run_here(small)
+    (only_run() / "summary.json").unlink()
+    again = run_here(small)
+    for key in ("status", "step", "loss", "val_loss", "val_bits_per_byte", "best_val_loss"):
+        assert again[key] == expected[key]
+
+
 def test_another_model_or_dataset_in_the_same_folder_is_refused_by_name(small: List[str], tmp_path: Path) -> None:
     run_here(small)
     there = f"run.directory={only_run()}"

@@ -227,6 +227,21 @@ def test_a_set_is_prepared_once_and_another_one_is_refused_its_folder(tmp_path: 
         prepared_from(make_texts(40), tmp_path, "dataset.vocabulary_size=301")
 
 
+def test_text_that_has_changed_since_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepared_from(make_texts(40), tmp_path)
+    assert "warning" not in capsys.readouterr().out
+    prepared_from(make_texts(41), tmp_path)
+    assert "are not those that" in capsys.readouterr().out
+
+
+def test_the_fingerprint_is_of_the_tokens_and_not_of_the_shards(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    _, large = prepared_from(make_texts(40), tmp_path / "a")
+    _, small = prepared_from(make_texts(40), tmp_path / "b", "dataset.shard_bytes=1000")
+    assert len(small.splits["train"].shards) > len(large.splits["train"].shards)
+    assert small.fingerprint() == large.fingerprint()
+
+
 def test_files_that_are_no_dataset_are_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "thesis.txt").write_text("mine")

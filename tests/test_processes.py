@@ -233,6 +233,31 @@ def mlflow_status() -> str:
     return status
 
 
+def test_nobody_survives_a_kill_of_the_launcher(small: List[str]) -> None:
+    """And the run is free for the same command: no orphan writes to its folder."""
+    process = start(*small, *TWO, "train.steps=100000")
+    wait_for_step("default", 5, process)
+    process.kill()
+    process.communicate(timeout=30)
+    assert nobody_is_left()
+    again = start(*small, *TWO, "train.steps=100000")
+    wait_for_step("default", 12, again)
+    os.killpg(again.pid, signal.SIGTERM)
+    output = again.communicate(timeout=60)[0]
+    assert again.returncode == 128 + signal.SIGTERM, output
+    assert "resumed at step" in output
+
+
+def test_a_signal_before_the_workers_have_begun_ends_the_job_at_once(small: List[str]) -> None:
+    process = start(*small, *TWO)
+    while process.poll() is None and not workers():
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert nobody_is_left()
+
+
 def test_a_worker_that_dies_takes_the_others_along(small: List[str]) -> None:
     process = start(*small, *TWO, "train.steps=100000")
     wait_for_step("default", 5, process)
@@ -240,6 +265,7 @@ def test_a_worker_that_dies_takes_the_others_along(small: List[str]) -> None:
     victim.kill()
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1, output
+    assert "Process 1 exit with status code" in output.split("first cause:")[1]
     assert nobody_is_left()
 
 

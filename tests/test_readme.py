@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import List
 
 import pytest
-
 from conftest import ROOT, only_run
 
 README = (ROOT / "README.md").read_text()

@@ -190,7 +190,7 @@ def test_a_line_that_a_kill_cut_short_is_left_out_and_later_steps_are_forgotten(
         run.append_metrics({"step": step})
     with open(run.metrics, "a") as file:
         file.write('{"step": 6, "lo')
-    assert [line["step"] for line in run.metric_lines()] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line, _ in run.metric_lines()] == [1, 2, 3, 4, 5]
     run.forget_metrics_after(3)
     run.append_metrics({"step": 4})
-    assert [line["step"] for line in run.metric_lines()] == [1, 2, 3, 4]
+    assert [line["step"] for line, _ in run.metric_lines()] == [1, 2, 3, 4]

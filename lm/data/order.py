@@ -47,12 +47,6 @@ class Order:
         epoch, index = divmod(window, self.windows_per_epoch)
         return _generator(self.seed, epoch, index + 1).permutation(count)
 
-    def window_sequences(self, window: int) -> np.ndarray[Any, Any]:
-        """The sequences of a window, in the order in which they are consumed."""
-        ranges = [np.arange(*self.chunk_range(int(chunk))) for chunk in self.window_chunk_ids(window)]
-        lying = np.concatenate(ranges)
-        return lying[self.within_window(window, len(lying))]
-
     def locate(self, position: int) -> Tuple[int, int]:
         """The window that holds the position-th sequence of the run, and how many of the window come before."""
         epoch, within = divmod(position, self.sequences)

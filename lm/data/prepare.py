@@ -22,17 +22,16 @@ from lm.config import ConfigError, Problem
 from lm.data import sources
 from lm.data.shards import MANIFEST, Manifest, SplitWriter, read_manifest
 from lm.data.tokenizer import Tokenizer, train
+from lm.run import sync_folder
 from lm.schema import Dataset
 
 TOKENIZER_SAMPLE_BYTES = 100 * 2**20  # of text that the tokenizer learns from
 ENCODE_BATCH_CHARACTERS = 4 * 2**20
-TOKENIZER_SETTINGS = ("name", "source", "vocabulary_size", "text_key", "validation_fraction", "on_bad_record")
 
 
 def settings_of(dataset: Dataset) -> Dict[str, Any]:
     """The settings that decide a dataset's content."""
-    settings = dataclasses.asdict(dataset)
-    return {key: settings[key] for key in (*TOKENIZER_SETTINGS, "shard_bytes")}
+    return {key: value for key, value in dataclasses.asdict(dataset).items() if key != "output"}
 
 
 def output_folder(dataset: Dataset) -> Path:
@@ -57,6 +56,7 @@ def prepare(dataset: Dataset, console: Console) -> Tuple[Path, Manifest]:
             _prepare_into(folder, dataset, console)
         manifest = read_manifest(folder)
     _refuse_other_dataset(folder, dataset, manifest)
+    _warn_of_changed_text(folder, dataset, manifest, console)
     return folder, manifest
 
 
@@ -88,6 +88,18 @@ def _refuse_other_dataset(folder: Path, dataset: Dataset, manifest: Manifest) ->
         raise ConfigError(problems)
 
 
+def _warn_of_changed_text(folder: Path, dataset: Dataset, manifest: Manifest, console: Console) -> None:
+    try:
+        found = sources.digest(sources.find_files(dataset))
+    except ConfigError:  # the text may be gone: the prepared set is whole without it
+        return
+    if found != manifest.source_digest:
+        console.print(
+            f"warning: the files of dataset.source={dataset.source} are not those that {folder} was prepared from "
+            f"(names and sizes {found}, then {manifest.source_digest}); dataset.output=A_NEW_FOLDER prepares them anew"
+        )
+
+
 def _prepare_into(folder: Path, dataset: Dataset, console: Console) -> None:
     """Writes the set aside, then renames it: a folder is a whole dataset or is not there."""
     files = sources.find_files(dataset)
@@ -102,9 +114,11 @@ def _prepare_into(folder: Path, dataset: Dataset, console: Console) -> None:
     for path in aside.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())
+    sync_folder(aside)
     if folder.exists():
         folder.rmdir()  # empty, or _refuse_other_files would have said so
     os.rename(aside, folder)
+    sync_folder(folder.parent)
     for name, split in manifest.splits.items():
         console.print(
             f"  {name}: {split.documents:,} documents, {split.text_bytes:,} bytes, {split.tokens:,} tokens "
@@ -162,6 +176,7 @@ def _encode(dataset: Dataset, files: List[Path], aside: Path, console: Console) 
         end_of_text=tokenizer.end_of_text,
         dtype=dtype.str,
         tokenizer_sha256=tokenizer.sha256,
+        source_digest=sources.digest(files),
         sources=list(source_ids),
         rejected=dict(rejected),
         splits=splits,

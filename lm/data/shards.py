@@ -42,6 +42,7 @@ class Split:
 
     documents: int = 0
     tokens: int = 0
+    tokens_sha256: str = ""  # of the whole stream
     text_bytes: int = 0
     shards: List[Shard] = field(default_factory=list)
     documents_file: str = ""
@@ -58,16 +59,15 @@ class Manifest:
     end_of_text: int
     dtype: str
     tokenizer_sha256: str
+    source_digest: str  # of the files' names and sizes when they were read
     sources: List[str]
     rejected: Dict[str, int]
     splits: Dict[str, Split]
     format: int = FORMAT
 
     def fingerprint(self) -> str:
-        """Eight hexadecimal digits that change with any token, shard boundaries aside."""
-        parts: List[Any] = [self.tokenizer_sha256, self.dtype]
-        for split in SPLITS:
-            parts += [[shard.sha256, shard.tokens] for shard in self.splits[split].shards]
+        """Eight hexadecimal digits that change with any token, and not with the shards' boundaries."""
+        parts = [self.tokenizer_sha256, self.dtype, *(self.splits[split].tokens_sha256 for split in SPLITS)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
     def write(self, folder: Path) -> None:
@@ -110,6 +110,7 @@ class SplitWriter:
         self._documents = _HashedFile(folder / self.split.documents_file)
         self._shard: _HashedFile | None = None
         self._in_shard = 0
+        self._stream = hashlib.sha256()
 
     def add(self, tokens: np.ndarray[Any, Any], text_bytes: int, source: int) -> None:
         """Appends one document's tokens, its end-of-text included."""
@@ -119,6 +120,7 @@ class SplitWriter:
         self.split.text_bytes += text_bytes
         self.split.tokens += len(tokens)
         tokens = tokens.astype(self.dtype)
+        self._stream.update(tokens.tobytes())
         while len(tokens):
             if self._shard is None:
                 self._shard = _HashedFile(self.folder / f"{self.name}-{len(self.split.shards):05d}.bin")
@@ -133,6 +135,7 @@ class SplitWriter:
         """Finishes the files and returns their counts and checksums."""
         self._finish_shard()
         self.split.documents_sha256 = self._documents.close()
+        self.split.tokens_sha256 = self._stream.hexdigest()
         return self.split
 
     def _finish_shard(self) -> None:

@@ -40,7 +40,7 @@ def find_files(dataset: Dataset) -> List[Path]:
         skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
         files = [path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)]
     elif Path(dataset.source).is_dir():
-        files = [path for path in Path(dataset.source).rglob("*") if path.suffix in SUFFIXES[:2]]
+        files = [path for path in Path(dataset.source).rglob("*") if path.suffix in SUFFIXES[:2] and path.is_file()]
     else:
         files = [Path(path) for path in glob.glob(dataset.source, recursive=True) if Path(path).is_file()]
     unknown = [path for path in files if path.suffix not in SUFFIXES]
@@ -50,6 +50,13 @@ def find_files(dataset: Dataset) -> List[Path]:
             text = f"dataset.source={dataset.source} matches {unknown[0]}, which is neither .txt nor .jsonl"
         raise ConfigError([Problem(("dataset.source",), text, kinds)])
     return sorted(files)
+
+
+def digest(files: List[Path]) -> str:
+    """Eight hexadecimal digits of the files' names and sizes, which change with most changes of the text."""
+    root = _common_folder(files)
+    listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
+    return hashlib.sha256(listing.encode()).hexdigest()[:8]
 
 
 def documents(dataset: Dataset, files: List[Path], rejected: Counter[str]) -> Iterator[Document]:

@@ -91,4 +91,4 @@ class AllReduce:
         return float(self.backend.allreduce(tf.constant(value, tf.float64), name="mean"))
 
     def barrier(self) -> None:
-        self.mean(0.0)
+        self.backend.allreduce(tf.constant(0.0), name="barrier")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import sys
 import threading
 import uuid
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 import psutil
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
@@ -27,6 +28,10 @@ from lm.schema import Config
 GRACE_SECONDS = 120  # for a save after SIGTERM; SageMaker's spot instances grant as much
 PREFIX = re.compile(r"^\[(?P<rank>\d+)\]<(?P<stream>stdout|stderr)>:?(?P<text>.*)$")
 LAUNCH_ID = "LM_LAUNCH_ID"
+PR_SET_PDEATHSIG = 1
+CAUSE_LINES = 80  # of a traceback that are shown again at the end
+# What a rank says when another one has gone: TensorFlow's error around Horovod's, or Gloo's own.
+CONSEQUENCES = ("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer", "Connection reset")
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: int) -> List[JobReturn]:
@@ -35,29 +40,28 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
     Ends the process with the job's own status if there is one job, and with 1 if one of several did not finish.
     """
     single = len(job_overrides) == 1 and first_index == 0
-    returns, failures = [], []
+    returns, unfinished = [], []
     for index, overrides in enumerate(job_overrides, first_index):
         shown = " ".join(filter_overrides(overrides)) or "(no overrides)"
         if not single:
             print(f"\njob {index}: {shown}", flush=True)
         composed = _compose(launcher.hydra_context, launcher.config, overrides, index)
         status = job.status_of(lambda composed=composed: _run(composed))  # type: ignore[misc]
-        if status:
-            failures.append((index, shown, status))
         if single and status:
             sys.exit(status)
+        if status:
+            unfinished.append((index, shown, status))
         if status > 128:  # stopped by a signal: so is the sweep
             break
-        result = JobReturn(overrides=list(overrides), cfg=composed)
-        result.status = JobStatus.FAILED if status else JobStatus.COMPLETED
-        result.return_value = RuntimeError(f"job {index} ended with status {status}") if status else 0
-        returns.append(result)
-    if failures:
+        done = JobReturn(overrides=list(overrides), cfg=composed, status=JobStatus.COMPLETED)
+        done.return_value = 0
+        returns.append(done)
+    if unfinished:
         meaning = {job.REFUSED: "refused", job.FAILED: "failed"}
-        print(f"\n{len(failures)} of {len(job_overrides)} jobs did not finish:", file=sys.stderr)
-        for index, shown, status in failures:
+        print(f"\n{len(unfinished)} of {len(job_overrides)} jobs did not finish:", file=sys.stderr)
+        for index, shown, status in unfinished:
             print(f"  job {index} {meaning.get(status, 'stopped')} (status {status}): {shown}", file=sys.stderr)
-        last = failures[-1][2]
+        last = unfinished[-1][2]
         sys.exit(last if last > 128 else job.FAILED)
     return returns
 
@@ -78,55 +82,71 @@ def _run(composed: DictConfig) -> int:
     if done:
         return 0
     write_whole(run.config, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
-    return _run_processes(config, run.config)
+    run.summary.unlink(missing_ok=True)  # what it says is to be of these processes
+    status, received = _run_processes(config, run.config)
+    ended = run.read_summary()
+    if ended.get("status") == "finished":
+        return 0
+    if ended.get("status") == "stopped":
+        return 128 + (received or ended["signal"] or signal.SIGTERM)
+    if received and not ended:  # before the first step: there was nothing to save
+        return 128 + received
+    return status or job.FAILED
 
 
-def _run_processes(config: Config, config_file: Path) -> int:
-    """Starts the processes, passes their output and signals on, and leaves none behind."""
+def _run_processes(config: Config, config_file: Path) -> Tuple[int, int]:
+    """Starts the processes, passes their output and signals on, and leaves none behind.
+
+    Returns 2 where they refused, 1 where they failed, else 0; and the signal that was passed on, or 0.
+    """
     command = [sys.executable, "-u", "-m", "lm.worker", str(config_file)]
     processes = config.cluster.processes
     if processes > 1:
         command = [sys.executable, "-u", "-m", "hydra_plugins.lm_launchers._gloo", str(processes), *command]
     launch_id = uuid.uuid4().hex
-    environment = {**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": _python_path()}
     child = subprocess.Popen(
         command,
-        env=environment,
+        env={**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": _python_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and we pass it on in order
+        preexec_fn=_end_with_the_launcher,
     )
     received: List[int] = []
-
     overdue = threading.Timer(GRACE_SECONDS, _kill, [launch_id])
     overdue.daemon = True
 
     def pass_on(number: int, _frame: object) -> None:
-        if received:  # asked twice: not to wait any longer
-            _kill(launch_id)
+        if received:
             return
         received.append(number)
-        _signal_workers(launch_id, number)
-        overdue.start()
+        if _signal_workers(launch_id, number):
+            overdue.start()
+        else:  # none has started yet, so none has anything to save
+            _kill(launch_id)
 
     earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        tracebacks = _relay(child, processes)
+        told = _relay(child, processes)
         status = child.wait()
     finally:
         overdue.cancel()
         _kill(launch_id)
         for number, handler in earlier.items():
             signal.signal(number, handler)
-    if received:
-        return 128 + received[0]
-    if status and processes > 1:
-        first = next((text for text in tracebacks if "HorovodInternalError" not in text), None)
-        if first:
-            print(f"\nfirst cause:\n{first}", file=sys.stderr)
-    return job.FAILED if status not in (0, job.REFUSED) else status
+    if received or not status:
+        return (job.FAILED if status else 0), (received[0] if received else 0)
+    cause = told.first_cause()
+    if processes > 1 and cause:
+        print(f"\nfirst cause:\n{cause}", file=sys.stderr)
+    return (job.REFUSED if told.refused else job.FAILED), 0
+
+
+def _end_with_the_launcher() -> None:
+    """In the child, before it runs: the kernel kills it when the launcher is gone, even by kill -9 (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _python_path() -> str:
@@ -135,32 +155,53 @@ def _python_path() -> str:
     return os.pathsep.join([*(str(place.resolve()) for place in places), os.environ.get("PYTHONPATH", "")])
 
 
-def _relay(child: subprocess.Popen[str], processes: int) -> List[str]:
-    """Prints the processes' lines, prefixed by rank where there are several; returns their tracebacks as they came."""
+class _Told:
+    """What the processes said of their end: tracebacks by rank in the order in which they began, and refusals."""
+
+    def __init__(self) -> None:
+        self.blocks: List[List[str]] = []
+        self.refused = False
+        self._open: Dict[str, List[str]] = {}
+        self._ended: List[str] = []
+
+    def hear(self, rank: str, text: str) -> None:
+        if text.startswith(("Traceback (most recent call last)", "failed: ", "refused: ")):
+            self.refused |= text.startswith("refused: ")
+            self._open[rank] = [f"[{rank}] {text}"]
+            self.blocks.append(self._open[rank])
+        elif rank in self._open and len(self._open[rank]) < CAUSE_LINES:
+            self._open[rank].append(text)
+        elif re.match(r"Process \d+ exit with status code", text):
+            self._ended.append(text)
+
+    def first_cause(self) -> str:
+        """The first traceback that is no consequence of another rank's end; else the first process that ended."""
+        real = ("\n".join(block) for block in self.blocks)
+        causes = [text for text in real if not any(sign in text for sign in CONSEQUENCES)]
+        return next(iter([*causes, *self._ended]), "")
+
+
+def _relay(child: subprocess.Popen[str], processes: int) -> _Told:
+    """Prints the processes' lines, prefixed by rank where there are several."""
     assert child.stdout is not None
-    complete: List[str] = []
-    pending: Dict[str, List[str]] = {}
+    told = _Told()
     for line in child.stdout:
         match = PREFIX.match(line.rstrip("\n"))
         rank, text = (match["rank"], match["text"]) if match else ("", line.rstrip("\n"))
         print(f"[{rank}] {text}" if match and processes > 1 else text, flush=True)
-        if text.startswith("Traceback (most recent call last)"):
-            pending[rank] = [f"[{rank}] {text}"]
-        elif text.startswith("failed: "):
-            complete.append(f"[{rank}] {text}")
-        elif rank in pending:
-            pending[rank].append(text)
-            if text and not text.startswith(" "):  # the exception itself ends a traceback
-                complete.append("\n".join(pending.pop(rank)))
-    return complete
+        told.hear(rank, text)
+    return told
 
 
-def _signal_workers(launch_id: str, number: int) -> None:
-    """Signals the training processes and not horovodrun, which would kill them before they have saved."""
+def _signal_workers(launch_id: str, number: int) -> int:
+    """Signals the training processes and not horovodrun's engine; returns how many there were."""
+    count = 0
     for process in _launched(launch_id):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.cmdline()[1:4] == ["-u", "-m", "lm.worker"]:
                 process.send_signal(number)
+                count += 1
+    return count
 
 
 def _kill(launch_id: str) -> None:
