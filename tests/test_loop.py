@@ -109,6 +109,18 @@ def test_overflows_are_skipped_counted_and_no_steps_of_the_schedule(small: List[
     assert stored["progress"]["skipped_steps"] == len(skipped)
 
 
+def test_a_float16_run_goes_on_with_its_loss_scale(small: List[str]) -> None:
+    """M01: stopped after the scale has come down from 2^30, and continued to the bit, mid-epoch."""
+    half = ["train.precision=float16", "train.initial_loss_scale=1073741824", "schedule=constant"]
+    run_here([*small, *half, "run.experiment=straight"])
+    run_here([*small, *half, "run.experiment=parts", "train.steps=12"])
+    run_here([*small, *half, f"run.directory={only_run('parts')}"])
+    lines = [train_lines(only_run(name)) for name in ("straight", "parts")]
+    assert lines[1][12]["loss_scale"] < 2**30
+    for key in ("step", "loss", "loss_scale", "learning_rate", "skipped_steps"):
+        assert [line[key] for line in lines[0]] == [line[key] for line in lines[1]]
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(small: List[str]) -> None:
     """TR01: the run fails by the step's name, and the last finite checkpoint is there to resume."""
     overrides = [*small, "optimizer.learning_rate=1e6", "train.steps=60", "checkpoint.every_steps=1"]

@@ -278,6 +278,14 @@ def test_files_that_the_manifest_does_not_match_are_refused(tmp_path: Path) -> N
         read_manifest(folder)
 
 
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "splits": {}}', "[]"])
+def test_a_damaged_manifest_is_told_without_a_traceback(tmp_path: Path, content: str) -> None:
+    folder, _ = prepared_from(make_texts(40), tmp_path)
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(DatasetError, match=r"manifest\.json cannot be read"):
+        read_manifest(folder)
+
+
 def test_the_default_folder_is_named_by_what_is_in_it() -> None:
     one, other = (compose([f"dataset.vocabulary_size={size}"]).dataset for size in (4096, 8192))
     assert output_folder(one) != output_folder(other)

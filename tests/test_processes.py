@@ -108,6 +108,25 @@ def test_uneven_data_gives_every_rank_the_same_steps(small: List[str], tmp_path:
     assert "subset of ranks" not in done.stdout + done.stderr
 
 
+def test_a_terminal_gets_a_bar_instead_of_lines(small: List[str]) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, str(ROOT / "train.py"), *small]
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other side has closed
+            break
+        shown += part
+    assert process.wait(timeout=60) == 0
+    assert "━" in shown.decode()
+    assert "step 10/20" not in shown.decode()
+    assert "finished at step 20 of 20" in shown.decode()
+    assert "step 10/20" in (only_run() / "log.txt").read_text()
+
+
 # --- sweeps ------------------------------------------------------------------------------------------
 
 

@@ -77,16 +77,21 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared dataset, its files' sizes checked against it.
 
-    Raises DatasetError where they disagree, and FileNotFoundError where there is no manifest.
+    Raises DatasetError where they disagree or the manifest is damaged, and FileNotFoundError where there is none.
     """
-    values = json.loads((folder / MANIFEST).read_text())
-    if values["format"] != FORMAT:
-        raise DatasetError(f"{folder}/{MANIFEST} has format {values['format']}, this version reads {FORMAT}")
-    values["splits"] = {
-        name: Split(**{**split, "shards": [Shard(**shard) for shard in split["shards"]]})
-        for name, split in values["splits"].items()
-    }
-    manifest = Manifest(**values)
+    text = (folder / MANIFEST).read_text()
+    try:
+        values = json.loads(text)
+        found = values["format"]
+        splits = {
+            name: Split(**{**split, "shards": [Shard(**shard) for shard in split["shards"]]})
+            for name, split in values["splits"].items()
+        }
+        manifest = Manifest(**{**values, "splits": splits})
+    except (KeyError, TypeError, ValueError) as error:
+        raise DatasetError(f"{folder}/{MANIFEST} cannot be read ({error}). Prepare the set again") from None
+    if found != FORMAT:
+        raise DatasetError(f"{folder}/{MANIFEST} has format {found}, this version reads {FORMAT}")
     item_bytes = np.dtype(manifest.dtype).itemsize
     for split in manifest.splits.values():
         sizes = {shard.file: shard.tokens * item_bytes for shard in split.shards}
