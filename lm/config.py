@@ -87,7 +87,7 @@ def load(composed: DictConfig) -> Config:
     for name in map(str, composed):
         if name not in SECTIONS:
             problems.append(Problem((name,), f"{name} is not a section", did_you_mean(name, SECTIONS)))
-    sections = {name: _section(name, composed.get(name), problems) for name in SECTIONS}
+    sections = {name: _section(name, composed[name], problems) for name in SECTIONS}
     config = Config(**sections)
     bad = {key for problem in problems for key in problem.keys}
     problems += [problem for problem in _disagreements(config) if not bad.intersection(problem.keys)]
@@ -96,9 +96,8 @@ def load(composed: DictConfig) -> Config:
     return config
 
 
-def _section(name: str, values: Any, problems: List[Problem]) -> Any:
+def _section(name: str, values: DictConfig, problems: List[Problem]) -> Any:
     """One section as its dataclass; a value that does not fit adds a problem and is left at a stand-in."""
-    values = values if isinstance(values, DictConfig) else OmegaConf.create({})
     schema = SECTIONS[name]
     if schema is None:
         kinds = KINDS[name]

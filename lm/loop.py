@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 import tensorflow as tf
-from omegaconf import OmegaConf
 
 from lm import strategies
 from lm.checkpoint import Checkpoints, Progress, identity
@@ -50,7 +49,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         console = make_console()
         open_log(run.log if chief else None, console, chief)
         if chief:
-            write_whole(run.config, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+            run.write_config(config)
             write_whole(run.plan, json.dumps(plan.as_dict(), indent=1) + "\n")
 
         # --- model, optimizer, data ----------------------------------------------------------------
@@ -84,8 +83,8 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
     stopping = False
     try:
         if chief:
-            run.forget_metrics_after(progress.step)
-            summary["loss"] = next((line["loss"] for line in run.last_metrics() if "loss" in line), None)
+            kept = run.forget_metrics_after(progress.step)
+            summary["loss"] = next((line["loss"] for line in reversed(kept) if "loss" in line), None)
         if chief and config.tracking.uri is not None:
             tracker = Tracker(config.tracking.uri, run, config)
             tracker.start()
@@ -125,7 +124,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
                 first = progress.sequences + topology.replica * plan.accumulation * plan.microbatch_sequences
                 step = train_step(tokens_BS, tf.constant([seed, first], tf.int64))
                 line = {name: value.numpy().item() for name, value in step._asdict().items()}
-                stopping = strategy.mean(float(stop.number > 0)) > 0
+                stopping = _asked_to_stop(strategy, stop)
             progress.count(line, plan.global_batch_sequences)
             display.step(progress.step)
             last = progress.step == plan.steps or stopping
@@ -198,7 +197,7 @@ def evaluate(
     for number, (tokens_BS, weights_BT) in enumerate(batches):
         batch_nats, batch_tokens = eval_step(tokens_BS, weights_BT)
         nats, tokens = nats + float(batch_nats), tokens + float(batch_tokens)
-        if number % STOP_EVERY_BATCHES == 0 and strategy.mean(float(stop.number > 0)) > 0:
+        if number % STOP_EVERY_BATCHES == 0 and _asked_to_stop(strategy, stop):
             return None
     return nats / tokens
 
@@ -207,6 +206,11 @@ def bits_per_byte(loss: float, manifest: Manifest) -> float:
     """Bits a byte of held-out text: loss / ln 2 x tokens / bytes (Gao et al. 2020, The Pile, section 3.1)."""
     split = manifest.splits["validation"]
     return loss / math.log(2) * split.tokens / split.text_bytes
+
+
+def _asked_to_stop(strategy: Strategy, stop: StopRequest) -> bool:
+    """Whether any rank was; every rank asks, so that all stop at the same step."""
+    return strategy.mean(float(stop.number > 0)) > 0
 
 
 def _evaluation_due(progress: Progress, config: Config) -> bool:

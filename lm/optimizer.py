@@ -49,7 +49,7 @@ def learning_rate(schedule: Any, peak: float, steps: int, step: tf.Tensor) -> tf
 class Optimizer:
     """State and clipping that every optimizer shares; a subclass says how one weight moves.
 
-    variables: the model's weights by name. Raises ValueError for moments of a name it does not know.
+    variables: the model's weights by name.
     """
 
     moments: Sequence[str] = ()

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
+from omegaconf import OmegaConf
+
 from lm.schema import Config
 
 OUTPUTS = Path("outputs")
@@ -58,6 +60,10 @@ class RunFolder:
                 number += 1
             os.rename(self.path, aside)
 
+    def write_config(self, config: Config) -> None:
+        """Writes the resolved configuration: what a worker reads, and what a reader repeats the run with."""
+        write_whole(self.config, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+
     def read_summary(self) -> Dict[str, Any]:
         """summary.json, or nothing where the run has not ended yet."""
         return json.loads(self.summary.read_text()) if self.summary.exists() else {}
@@ -75,14 +81,11 @@ class RunFolder:
                     if line.endswith(b"\n"):
                         yield json.loads(line), start
 
-    def last_metrics(self) -> List[Dict[str, Any]]:
-        """The lines of metrics.jsonl, newest first."""
-        return [line for line, _ in self.metric_lines()][::-1]
-
-    def forget_metrics_after(self, step: int) -> None:
-        """Drops the lines of steps that will be done again."""
-        kept = [json.dumps(line) + "\n" for line, _ in self.metric_lines() if line["step"] <= step]
-        write_whole(self.metrics, "".join(kept))
+    def forget_metrics_after(self, step: int) -> List[Dict[str, Any]]:
+        """Drops the lines of steps that will be done again; returns those that stay."""
+        kept = [line for line, _ in self.metric_lines() if line["step"] <= step]
+        write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        return kept
 
     def append_metrics(self, values: Dict[str, Any]) -> None:
         """Adds a line. A number that is not finite is null there, and named under "nonfinite"."""

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,13 @@ def train_py(*overrides: str, timeout: float = 240, **environment: str) -> subpr
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}, check=False
     )
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def only_run(experiment: str = "default") -> Path:

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
-from conftest import ROOT, only_run
+from conftest import ROOT, free_port, only_run
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
@@ -69,9 +68,7 @@ def main_job(shown: str) -> None:
 def test_mlflow_ui_starts() -> None:
     (command,) = [command for command in COMMANDS if "mlflow ui" in command]
     Path("outputs").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = [*here(command), "--port", str(port), "--workers", "1"]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with open("mlflow.log", "wb") as log:

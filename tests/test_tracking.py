@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
-from conftest import only_run, run_here, train_lines
+from conftest import free_port, only_run, run_here, train_lines
 
 from lm.run import RunFailed, RunFolder
 from lm.schema import Config
@@ -106,12 +106,6 @@ def stored_config() -> Dict[str, Any]:
 
 
 # --- outages -----------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

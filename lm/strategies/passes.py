@@ -34,8 +34,8 @@ def accumulated_loss(
         with tf.GradientTape() as tape:
             offset = tf.stack([0, tf.cast(index, tf.int64) * plan.microbatch_sequences])
             microbatch_loss = mean_loss(model, tokens_ABS[index], seed + offset) * loss_scale
-        gradients = tape.gradient(microbatch_loss, variables)
-        sums = [total + tf.convert_to_tensor(gradient) for total, gradient in zip(sums, gradients)]
+        gradients = dense(tape.gradient(microbatch_loss, variables))
+        sums = [total + gradient for total, gradient in zip(sums, gradients)]
         return index + 1, loss + microbatch_loss, sums
 
     def all_passes() -> Tuple[tf.Tensor, List[tf.Tensor]]:

@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from conftest import SMALL, dataset_overrides, make_texts, train_lines  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
 
 from lm.compose import compose  # noqa: E402
 from lm.data.prepare import prepare  # noqa: E402
 from lm.report import make_console  # noqa: E402
+from lm.run import run_folder  # noqa: E402
 
 TOLERANCE = 1e-4
 STEPS = 20
@@ -30,11 +30,11 @@ STEPS = 20
 def losses(python: str, overrides: List[str], processes: int) -> Dict[str, List[float]]:
     """Trains with an interpreter through the entry that is shipped, lm.worker; returns losses and validation losses."""
     config = compose(overrides)
-    run = Path(config.run.directory or "")
+    folder = run_folder(config)
+    run = folder.path
     run.mkdir(parents=True)
-    file = run / "config.yaml"
-    file.write_text(OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
-    command = [python, "-u", "-m", "lm.worker", str(file)]
+    folder.write_config(config)
+    command = [python, "-u", "-m", "lm.worker", str(folder.config)]
     if processes > 1:
         command = [python, "-m", "hydra_plugins.lm_launchers._gloo", str(processes), *command]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'launchers'}"}

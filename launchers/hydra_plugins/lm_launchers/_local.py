@@ -17,12 +17,11 @@ from typing import Any, Dict, List, Sequence, Tuple
 import psutil
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from lm import job
 from lm.config import load
 from lm.plan import make_plan
-from lm.run import write_whole
 from lm.schema import Config
 
 GRACE_SECONDS = 120  # for a save after SIGTERM; SageMaker's spot instances grant as much
@@ -81,7 +80,7 @@ def _run(composed: DictConfig) -> int:
     run, done = job.begin(config, make_plan(config))
     if done:
         return 0
-    write_whole(run.config, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+    run.write_config(config)
     run.summary.unlink(missing_ok=True)  # what it says is to be of these processes
     status, received = _run_processes(config, run.config)
     ended = run.read_summary()
