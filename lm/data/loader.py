@@ -1,63 +1,118 @@
-"""Feeds batches of a prepared dataset through tf.data, in the stateless order.
+"""Feeds batches of a mixture through tf.data, in the stateless order.
 
 Shapes: B batch, S = T + 1 tokens of a sequence: T inputs and T labels that overlap.
 """
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from lm.data.order import CHUNK_BYTES, Order
-from lm.data.shards import TokenStream
+from lm.data.mixture import Mixture
+from lm.data.streams import TokenStream
 
-WINDOWS_AHEAD = 2  # read while another is consumed
+READERS = 16  # reads at once: what hides the latency of a network file system
 BATCHES_AHEAD = 8
 
 
-class SequenceReader:
-    """A split as sequences: sequence i is tokens [i T, i T + T], so that no label is lost between neighbours."""
+class _Loaded(NamedTuple):
+    """A block in memory: every sequence as a view [n, S] of the tokens, and which of them comes when."""
 
-    def __init__(self, stream: TokenStream, context: int, seed: int) -> None:
-        self.stream, self.context = stream, context
-        sequence_bytes = context * stream.dtype.itemsize
-        self.order = Order((stream.tokens - 1) // context, seed, -(-CHUNK_BYTES // sequence_bytes))
+    windows: np.ndarray[Any, Any]  # [token, S]: the S tokens from each token on
+    order: np.ndarray[Any, Any]  # the first token of the sequence that comes 0th, 1st, ...
 
-    def window(self, window: int) -> np.ndarray[Any, Any]:
-        """The sequences [n, S] of one window in the order of consumption; one read a chunk."""
-        chunks = []
-        for chunk in self.order.window_chunk_ids(window):
-            first, end = self.order.chunk_range(int(chunk))
-            tokens = self.stream.read(first * self.context, (end - first) * self.context + 1)
-            chunks.append(overlapping(tokens, self.context))
-        lying = np.concatenate(chunks)
-        return lying[self.order.within_window(window, len(lying))]
+
+class Feed:
+    """Global batches of a mixture from a position on; one block is read ahead of the one that is consumed.
+
+    context: T. position: sequences consumed so far. share: sequences of a batch that this replica takes, from
+    `offset` on. Not for several threads.
+    """
+
+    def __init__(
+        self, mixture: Mixture, context: int, position: int, global_batch_sequences: int, offset: int, share: int
+    ) -> None:
+        self.mixture, self.context = mixture, context
+        self._position, self._batch = position, global_batch_sequences
+        self._offset, self._share = offset, share
+        self._within = (0, 0, 0)  # the block that was consumed last, its first position and the one after its last
+        self._blocks: Dict[int, Future[_Loaded]] = {}
+        self._loader = ThreadPoolExecutor(1, "block")
+        self._readers = ThreadPoolExecutor(READERS, "read")
+
+    def batch(self, number: int) -> np.ndarray[Any, Any]:
+        """This replica's sequences of a batch: int32 [share, S]. Batches are asked for in order."""
+        position = self._position + number * self._batch + self._offset
+        rows: List[np.ndarray[Any, Any]] = []
+        left = self._share
+        while left:
+            block, offset = self._place(position)
+            loaded = self._loaded(block)
+            first = loaded.order[offset : offset + left]
+            rows.append(loaded.windows[first])
+            left, position = left - len(first), position + len(first)
+        whole = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        return whole.astype(np.int32)
+
+    def _place(self, position: int) -> Tuple[int, int]:
+        """The block of a position and the place in it."""
+        block, start, end = self._within
+        if not start <= position < end:
+            block, offset = self.mixture.locate(position)
+            start, end = position - offset, self.mixture.start(block + 1)
+            self._within = (block, start, end)
+        return block, position - start
+
+    def _loaded(self, block: int) -> _Loaded:
+        for wanted in (block, block + 1):
+            if wanted not in self._blocks:
+                self._blocks[wanted] = self._loader.submit(self._load, wanted)
+        for old in [number for number in self._blocks if number < block]:
+            del self._blocks[old]
+        return self._blocks[block].result()
+
+    def _load(self, block: int) -> _Loaded:
+        """Reads a block: every run of sequences, and the one token after it, which is its last label."""
+        runs, permutation = self.mixture.block(block)
+        if not runs:  # a block of a few sequences may have none, and is never consumed then
+            return _Loaded(np.empty([0, 0]), permutation)
+        sizes = [run.count * self.context + 1 for _, run in runs]
+        ends = np.cumsum(sizes)
+        tokens = np.empty(int(ends[-1]), self.mixture.components[0].stream.dtype)
+        reads = []
+        starts = []
+        for (component, run), size, end in zip(runs, sizes, ends):
+            part = tokens[end - size : end]
+            stream = self.mixture.components[component].stream
+            reads.append(self._readers.submit(stream.read_into, run.first * self.context, part))
+            starts.append(np.arange(run.count) * self.context + (end - size))
+        for read in wait(reads).done:
+            read.result()
+        item = tokens.dtype.itemsize
+        shape = (len(tokens) - self.context, self.context + 1)
+        windows = np.lib.stride_tricks.as_strided(tokens, shape, (item, item), writeable=False)
+        return _Loaded(windows, np.concatenate(starts)[permutation])
 
 
 def training_batches(
-    reader: SequenceReader, position: int, global_batch_sequences: int, replica: int, replicas: int
+    mixture: Mixture, context: int, position: int, global_batch_sequences: int, replica: int, replicas: int
 ) -> tf.data.Dataset:
     """This replica's share of every global batch from a position on, without end: int32 [B, S].
 
     position: sequences consumed so far. Global batch n is the same set of sequences for any number of replicas.
     """
-    first_window, offset = reader.order.locate(position)
     share = global_batch_sequences // replicas
+    feed = Feed(mixture, context, position, global_batch_sequences, replica * share, share)
 
-    def read(window: tf.Tensor) -> tf.Tensor:
-        sequences = tf.numpy_function(lambda w: reader.window(int(w)), [window], _tf_dtype(reader))
-        sequences.set_shape([None, reader.context + 1])
-        return sequences
+    def read(number: tf.Tensor) -> tf.Tensor:
+        tokens_BS = tf.numpy_function(lambda n: feed.batch(int(n)), [number], tf.int32)
+        tokens_BS.set_shape([share, context + 1])
+        return tokens_BS
 
-    def take_share(batch: tf.Tensor) -> tf.Tensor:
-        return tf.cast(batch[replica * share : (replica + 1) * share], tf.int32)
-
-    windows = tf.data.Dataset.range(first_window, np.iinfo(np.int64).max)
-    sequences = windows.map(read, num_parallel_calls=WINDOWS_AHEAD, deterministic=True).unbatch().skip(offset)
-    batches = sequences.batch(global_batch_sequences, drop_remainder=True)
-    return batches.map(take_share).prefetch(BATCHES_AHEAD)
+    return tf.data.Dataset.range(np.iinfo(np.int64).max).map(read).prefetch(BATCHES_AHEAD)
 
 
 def evaluation_batches(
@@ -94,7 +149,3 @@ def overlapping(tokens: np.ndarray[Any, Any], context: int) -> np.ndarray[Any, A
     item = tokens.dtype.itemsize
     shape = ((len(tokens) - 1) // context, context + 1)
     return np.lib.stride_tricks.as_strided(tokens, shape, (context * item, item), writeable=False)
-
-
-def _tf_dtype(reader: SequenceReader) -> tf.DType:
-    return tf.as_dtype(reader.stream.dtype.newbyteorder("="))

@@ -1,11 +1,15 @@
-"""The format of a prepared dataset: flat little-endian token shards, a document table, and a manifest.
+"""The format of a prepared dataset: parts of flat little-endian token shards, document tables, and a manifest.
 
-    <output>/manifest.json           written last; a folder without it is not a dataset
+    <output>/manifest.json                        written last, by a rename; without it a folder is no dataset
     <output>/tokenizer.json
-    <output>/train-00000.bin         token ids, uint16 or uint32, each document followed by one end-of-text
-    <output>/train.documents.bin     DOCUMENT records: where each starts, its bytes of text, its source
+    <output>/parts/00000/part.json                what the manifest repeats of this part
+    <output>/parts/00000/train-00000.bin          token ids, uint16 or uint32, one end-of-text after each document
+    <output>/parts/00000/train-00000.bin.crc32    CRC-32 of each MiB of it, which places a fault
+    <output>/parts/00000/train.documents.bin      DOCUMENT records: where each begins, its bytes of text
 
-and the same for validation. Flat tokens leave the context length to the training run.
+and the same for validation. A part is what one task made of one share of the input. Within it the documents of one
+source (a set of the Pile, say) are neighbours, so that any mixture of sources reads large runs. Flat tokens leave the
+context length to the training run, and are plainly readable: `numpy.fromfile(path, "<u2")`.
 """
 
 from __future__ import annotations
@@ -13,16 +17,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+PARTS = "parts"
+PART = "part.json"
 SPLITS = ("train", "validation")
-DOCUMENT = np.dtype([("first_token", "<u8"), ("text_bytes", "<u8"), ("source", "<u4")])
+DOCUMENT = np.dtype([("first_token", "<u8"), ("text_bytes", "<u8")])  # first_token: of the part's split
+CHECKED_BYTES = 2**20  # of a shard under one CRC-32
 
 
 class DatasetError(Exception):
@@ -31,23 +40,79 @@ class DatasetError(Exception):
 
 @dataclass
 class Shard:
-    file: str
+    file: str  # within the part's folder
     tokens: int
     sha256: str
 
 
 @dataclass
-class Split:
-    """Counts and files of train or validation. text_bytes: UTF-8, without separators."""
+class SourceRange:
+    """The documents of one source in a part's split, which are neighbours. text_bytes: UTF-8, without separators."""
 
-    documents: int = 0
-    tokens: int = 0
-    tokens_sha256: str = ""  # of the whole stream
-    text_bytes: int = 0
+    source: str
+    documents: int
+    tokens: int
+    text_bytes: int
+
+
+@dataclass
+class PartSplit:
+    """What a part holds of train or of validation; its sources in the order in which they lie."""
+
     shards: List[Shard] = field(default_factory=list)
-    documents_file: str = ""
+    sources: List[SourceRange] = field(default_factory=list)
+    tokens_sha256: str = ""  # of all its tokens, whatever the shards
     documents_sha256: str = ""
     gzip_bytes: int = 0  # of the text under gzip -9; counted for validation alone
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        return sum(source.documents for source in self.sources)
+
+
+@dataclass
+class Part:
+    """One task's share of a dataset. rejected: records by reason."""
+
+    name: str
+    rejected: Dict[str, int]
+    splits: Dict[str, PartSplit]
+
+    @staticmethod
+    def of(values: Dict[str, Any]) -> Part:
+        """From the plain values of JSON. Raises KeyError or TypeError where they are not those of a part."""
+        splits = {
+            name: PartSplit(
+                **{
+                    **split,
+                    "shards": [Shard(**shard) for shard in split["shards"]],
+                    "sources": [SourceRange(**source) for source in split["sources"]],
+                }
+            )
+            for name, split in values["splits"].items()
+        }
+        return Part(**{**values, "splits": splits})
+
+
+class Totals(NamedTuple):
+    """Counts of a split over all parts."""
+
+    documents: int
+    tokens: int
+    text_bytes: int
+    gzip_bytes: int
+
+
+class Extent(NamedTuple):
+    """A run of tokens in one file."""
+
+    path: Path
+    first: int
+    tokens: int
 
 
 @dataclass
@@ -60,18 +125,63 @@ class Manifest:
     dtype: str
     tokenizer_sha256: str
     source_digest: str  # of the files' names and sizes when they were read
-    sources: List[str]
-    rejected: Dict[str, int]
-    splits: Dict[str, Split]
+    parts: List[Part]
     format: int = FORMAT
 
     def fingerprint(self) -> str:
         """Eight hexadecimal digits that change with any token, and not with the shards' boundaries."""
-        parts = [self.tokenizer_sha256, self.dtype, *(self.splits[split].tokens_sha256 for split in SPLITS)]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+        streams = [part.splits[split].tokens_sha256 for split in SPLITS for part in self.parts]
+        text = json.dumps([self.tokenizer_sha256, self.dtype, *streams])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def totals(self, split: str) -> Totals:
+        splits = [part.splits[split] for part in self.parts]
+        sources = [source for part in splits for source in part.sources]
+        return Totals(
+            documents=sum(source.documents for source in sources),
+            tokens=sum(source.tokens for source in sources),
+            text_bytes=sum(source.text_bytes for source in sources),
+            gzip_bytes=sum(part.gzip_bytes for part in splits),
+        )
+
+    def source_tokens(self, split: str) -> Dict[str, int]:
+        """Tokens by source, by name."""
+        tokens: Counter[str] = Counter()
+        for part in self.parts:
+            for source in part.splits[split].sources:
+                tokens[source.source] += source.tokens
+        return dict(sorted(tokens.items()))
+
+    def rejected(self) -> Dict[str, int]:
+        """Records that were not taken, by reason."""
+        return dict(sorted(sum((Counter(part.rejected) for part in self.parts), Counter()).items()))
+
+    def extents(self, folder: Path, split: str, sources: List[str]) -> List[Extent]:
+        """Where the tokens of some sources lie: source after source, part after part."""
+        found: Dict[str, List[Extent]] = {source: [] for source in sources}
+        for part in self.parts:
+            first = 0
+            for source in part.splits[split].sources:
+                if source.source in found:
+                    paths = folder / PARTS / part.name
+                    found[source.source] += _cut(paths, part.splits[split].shards, first, source.tokens)
+                first += source.tokens
+        return [extent for source in sources for extent in found[source]]
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+
+def _cut(folder: Path, shards: List[Shard], first: int, tokens: int) -> List[Extent]:
+    """The tokens [first, first + tokens) of a part's split, in terms of its files."""
+    extents = []
+    begin = 0
+    for shard in shards:
+        start, end = max(first, begin), min(first + tokens, begin + shard.tokens)
+        if start < end:
+            extents.append(Extent(folder / shard.file, start - begin, end - start))
+        begin += shard.tokens
+    return extents
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -83,109 +193,29 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         values = json.loads(text)
         found = values["format"]
-        splits = {
-            name: Split(**{**split, "shards": [Shard(**shard) for shard in split["shards"]]})
-            for name, split in values["splits"].items()
-        }
-        manifest = Manifest(**{**values, "splits": splits})
+        if found != FORMAT:
+            raise DatasetError(f"{folder} has format {found}, this program reads {FORMAT}. Prepare the set again")
+        manifest = Manifest(**{**values, "parts": [Part.of(part) for part in values["parts"]]})
     except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{folder}/{MANIFEST} cannot be read ({error}). Prepare the set again") from None
-    if found != FORMAT:
-        raise DatasetError(f"{folder}/{MANIFEST} has format {found}, this version reads {FORMAT}")
-    item_bytes = np.dtype(manifest.dtype).itemsize
-    for split in manifest.splits.values():
-        sizes = {shard.file: shard.tokens * item_bytes for shard in split.shards}
-        sizes[split.documents_file] = split.documents * DOCUMENT.itemsize
-        for file, expected in sizes.items():
-            path = folder / file
-            found = path.stat().st_size if path.exists() else -1
-            if found != expected:
-                state = "is missing" if found < 0 else f"has {found:,} bytes"
+    for part in manifest.parts:
+        for name, expected in part_sizes(part, np.dtype(manifest.dtype).itemsize).items():
+            path = folder / PARTS / part.name / name
+            size = path.stat().st_size if path.exists() else -1
+            if size != expected:
+                state = "is missing" if size < 0 else f"has {size:,} bytes"
                 raise DatasetError(f"{path} {state}; the manifest says {expected:,} bytes. Prepare the set again")
     return manifest
 
 
-class SplitWriter:
-    """Writes one split's shards, each of at most shard_bytes, and its document table."""
-
-    def __init__(self, folder: Path, name: str, dtype: np.dtype[Any], shard_bytes: int) -> None:
-        self.folder, self.name, self.dtype = folder, name, dtype
-        self.shard_tokens = max(1, shard_bytes // dtype.itemsize)
-        self.split = Split(documents_file=f"{name}.documents.bin")
-        self._documents = _HashedFile(folder / self.split.documents_file)
-        self._shard: _HashedFile | None = None
-        self._in_shard = 0
-        self._stream = hashlib.sha256()
-
-    def add(self, tokens: np.ndarray[Any, Any], text_bytes: int, source: int) -> None:
-        """Appends one document's tokens, its end-of-text included."""
-        record = np.array([(self.split.tokens, text_bytes, source)], DOCUMENT)
-        self._documents.write(record.tobytes())
-        self.split.documents += 1
-        self.split.text_bytes += text_bytes
-        self.split.tokens += len(tokens)
-        tokens = tokens.astype(self.dtype)
-        self._stream.update(tokens.tobytes())
-        while len(tokens):
-            if self._shard is None:
-                self._shard = _HashedFile(self.folder / f"{self.name}-{len(self.split.shards):05d}.bin")
-            room = self.shard_tokens - self._in_shard
-            self._shard.write(tokens[:room].tobytes())
-            self._in_shard += len(tokens[:room])
-            tokens = tokens[room:]
-            if self._in_shard == self.shard_tokens:
-                self._finish_shard()
-
-    def close(self) -> Split:
-        """Finishes the files and returns their counts and checksums."""
-        self._finish_shard()
-        self.split.documents_sha256 = self._documents.close()
-        self.split.tokens_sha256 = self._stream.hexdigest()
-        return self.split
-
-    def _finish_shard(self) -> None:
-        if self._shard is not None:
-            self.split.shards.append(Shard(self._shard.path.name, self._in_shard, self._shard.close()))
-            self._shard, self._in_shard = None, 0
+def part_sizes(part: Part, item_bytes: int) -> Dict[str, int]:
+    """The bytes of each of a part's files."""
+    sizes = {}
+    for name, split in part.splits.items():
+        sizes.update({shard.file: shard.tokens * item_bytes for shard in split.shards})
+        sizes[documents_file(name)] = split.documents * DOCUMENT.itemsize
+    return sizes
 
 
-class _HashedFile:
-    """A file that is checksummed as it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by close(), after many writes
-        self._hash = hashlib.sha256()
-
-    def write(self, content: bytes) -> None:
-        self._file.write(content)
-        self._hash.update(content)
-
-    def close(self) -> str:
-        self._file.close()
-        return self._hash.hexdigest()
-
-
-class TokenStream:
-    """A split's shards as one flat array that is read in ranges."""
-
-    def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
-        self.dtype = np.dtype(manifest.dtype)
-        self.tokens = manifest.splits[split].tokens
-        self._paths = [folder / shard.file for shard in manifest.splits[split].shards]
-        counts = [shard.tokens for shard in manifest.splits[split].shards]
-        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-    def read(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """Tokens [start, start + count), in one read a shard. Raises DatasetError where a shard is too short."""
-        parts = []
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while count:
-            offset = start - int(self._starts[shard])
-            wanted = min(count, int(self._starts[shard + 1]) - start)
-            part = np.fromfile(self._paths[shard], self.dtype, wanted, offset=offset * self.dtype.itemsize)
-            if len(part) != wanted:
-                raise DatasetError(f"{self._paths[shard]} ends at token {offset + len(part):,}, in mid-read")
-            parts.append(part)
-            start, count, shard = start + wanted, count - wanted, shard + 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def documents_file(split: str) -> str:
+    return f"{split}.documents.bin"
