@@ -26,6 +26,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from lm.config import ConfigError, Problem
+from lm.data.mixture import mixture_identity
 from lm.data.shards import Manifest
 from lm.run import RunFailed, sync_folder, write_whole
 from lm.schema import Config
@@ -87,6 +88,7 @@ def identity(config: Config, manifest: Manifest) -> Dict[str, Any]:
         "optimizer.moments_dtype": config.optimizer.moments_dtype,
         "tokenizer": manifest.tokenizer_sha256[:8],
         "dataset": manifest.fingerprint(),
+        **mixture_identity(config.mixture),
     }
 
 

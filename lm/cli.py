@@ -10,6 +10,7 @@ from typing import List, Optional
 
 from lm import job
 from lm.config import ConfigError, Problem
+from lm.data.shards import MANIFEST, SPLITS
 from lm.report import make_console, table
 
 
@@ -28,6 +29,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
     prepare = commands.add_parser("prepare", help="tokenize a dataset into shards, ahead of training")
     prepare.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     prepare.set_defaults(work=_prepare)
+
+    verify = commands.add_parser("verify", help="recompute a prepared dataset's checksums and counts")
+    verify.add_argument("dataset", type=Path, metavar="DATASET", help="the prepared set's folder")
+    verify.set_defaults(work=_verify)
+
+    nanogpt = commands.add_parser("to-nanogpt", help="write a prepared dataset as nanoGPT's train.bin and val.bin")
+    nanogpt.add_argument("dataset", type=Path, metavar="DATASET", help="the prepared set's folder")
+    nanogpt.add_argument("folder", type=Path, metavar="FOLDER", help="where the two files go")
+    nanogpt.set_defaults(work=_to_nanogpt)
 
     track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
     replay = track.add_parser("replay", help="send what an outage kept from MLflow")
@@ -55,10 +65,35 @@ def _prepare(options: argparse.Namespace) -> int:
     from lm.compose import compose
     from lm.data.prepare import prepare
 
-    folder, manifest = prepare(compose(options.overrides).dataset, make_console())
-    tokens = ", ".join(f"{split.tokens:,} {name} tokens" for name, split in manifest.splits.items())
+    config = compose(options.overrides)
+    folder, manifest = prepare(config.dataset, config.prepare, make_console(), wait=False)
+    tokens = ", ".join(f"{manifest.totals(name).tokens:,} {name} tokens" for name in SPLITS)
     print(f"{folder}: {tokens}, fingerprint {manifest.fingerprint()}")
     return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from lm.data.verify import verify
+
+    _refuse_other_folder(options.dataset)
+    found = verify(options.dataset, make_console())
+    print(f"{options.dataset}: {found}")
+    return 0
+
+
+def _to_nanogpt(options: argparse.Namespace) -> int:
+    from lm.data.interchange import write_nanogpt
+
+    _refuse_other_folder(options.dataset)
+    for path in write_nanogpt(options.dataset, options.folder):
+        print(f"{path}: {path.stat().st_size:,} bytes")
+    return 0
+
+
+def _refuse_other_folder(folder: Path) -> None:
+    if not (folder / MANIFEST).exists():
+        text = f"{folder} is no prepared dataset: it has no {MANIFEST}"
+        raise ConfigError([Problem(("dataset",), text, "the folder that lm prepare names, outputs/datasets/NAME-HASH")])
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -179,6 +179,7 @@ def _limits(full: str, value: Any, limits: Any) -> List[Problem]:
 def _disagreements(config: Config) -> List[Problem]:
     """What settings say against each other."""
     problems = _batch_disagreements(config)
+    problems += _mixture_disagreements(config)
     model, schedule, train = config.model, config.schedule, config.train
     if model.head_width is None and model.width % model.heads:
         near = max(heads for heads in range(1, model.heads + 1) if model.width % heads == 0)
@@ -208,6 +209,29 @@ def _disagreements(config: Config) -> List[Problem]:
                 f"train.steps={schedule.warmup_steps + decay_steps + 1} or more, or a shorter warm-up",
             )
         )
+    return problems
+
+
+def _mixture_disagreements(config: Config) -> List[Problem]:
+    """What a mixture's weights, epochs and sets say against each other. Whether there are such sources, the data says."""
+    mixture = config.mixture
+    problems = []
+    if mixture.weights and mixture.epochs:
+        text = "mixture.weights and mixture.epochs are both given, and each decides the shares alone"
+        problems.append(Problem(("mixture.weights", "mixture.epochs"), text, "one of them"))
+    for kind, shares in (("weights", mixture.weights), ("epochs", mixture.epochs)):
+        for name, share in shares.items():
+            if not (math.isfinite(share) and share > 0):
+                text = f"mixture.{kind} has {share} for {name}, and a share is above 0"
+                problems.append(Problem((f"mixture.{kind}",), text, "a positive number, or leave the name out"))
+    named = [*mixture.weights, *mixture.epochs]
+    for name in mixture.sets:
+        if "/" in name or name == config.dataset.name:
+            text = f"mixture.sets.{name} is a name that stands for something else"
+            problems.append(Problem(("mixture.sets",), text, "a name of its own, without /"))
+        elif named and not any(one == name or one.startswith(f"{name}/") for one in named):
+            text = f"mixture.sets.{name} has no share: the mixture names {', '.join(named)}"
+            problems.append(Problem(("mixture.sets",), text, f"a share for {name} too, or no such set"))
     return problems
 
 

@@ -7,7 +7,8 @@ from typing import Any, List, Tuple
 
 import tensorflow as tf
 
-from lm.data.shards import Manifest, TokenStream
+from lm.data.shards import TOKENIZER, Manifest
+from lm.data.streams import TokenStream
 from lm.data.tokenizer import Tokenizer
 from lm.schema import Config
 
@@ -32,8 +33,8 @@ def generate(model: Any, context: int, usable_ids: int, prompt: List[int], count
 
 def continue_text(model: Any, config: Config, data: Path, manifest: Manifest) -> str:
     """What the model writes after the beginning of the held-out text; ">>>" marks where it takes over."""
-    tokenizer = Tokenizer(data / "tokenizer.json")
-    held_out = TokenStream(data, manifest, "validation")
+    tokenizer = Tokenizer(data / TOKENIZER)
+    held_out = TokenStream.of(data, manifest, "validation")
     context = config.model.context
     prompt = held_out.read(0, min(held_out.tokens, context // 2, PROMPT_TOKENS)).tolist()
     ids = generate(

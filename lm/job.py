@@ -37,10 +37,14 @@ def begin(config: Config, plan: Plan) -> Tuple[RunFolder, bool]:
     console = make_console()
     run = run_folder(config)
     console.print(table(f"{config.run.experiment} / {run.path.name}", plan.rows()))
-    from lm.data.prepare import check_fits, prepare
+    from lm.data.fit import check_fits
+    from lm.data.prepare import prepare
 
-    _, manifest = prepare(config.dataset, console)
-    check_fits(config.dataset, manifest, config.model.context, plan.global_batch_sequences)
+    folder, manifest = prepare(config.dataset, config.prepare, console)
+    mixture = check_fits(config, folder, manifest)
+    if len(mixture.sequences()) > 1:
+        sequences = plan.steps * plan.global_batch_sequences
+        console.print(table(f"mixture {config.mixture.name}", mixture.rows(sequences)))
     if config.run.resume == "never":
         run.set_aside()
     run.lock()

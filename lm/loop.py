@@ -14,8 +14,10 @@ import tensorflow as tf
 
 from lm import strategies
 from lm.checkpoint import Checkpoints, Progress, identity
-from lm.data.loader import SequenceReader, evaluation_batches, training_batches
-from lm.data.shards import Manifest, TokenStream
+from lm.data.loader import evaluation_batches, training_batches
+from lm.data.mixture import Mixture, make_mixture
+from lm.data.shards import Manifest
+from lm.data.streams import TokenStream
 from lm.generate import continue_text
 from lm.model import Decoder, named_variables
 from lm.optimizer import make_optimizer
@@ -58,8 +60,8 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         model(tf.zeros([1, 2], tf.int32))  # makes every weight
         optimizer = make_optimizer(config, plan, named_variables(model))
         variables = strategy.variables(model, optimizer)
-        reader = SequenceReader(TokenStream(data, manifest, "train"), context, seed)
-        validation = TokenStream(data, manifest, "validation")
+        mixture = make_mixture(config, data, manifest)
+        validation = TokenStream.of(data, manifest, "validation")
         peak_flops, peak_from = devices.peak_flops(config, strategy)
 
     # --- resume ------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
             progress.measure(val_loss)
             measured = {"val_loss": val_loss, "val_bits_per_byte": bits_per_byte(val_loss, manifest)}
             if chief:
-                run.append_metrics({**_position(progress, plan), **measured})
+                run.append_metrics({**_position(progress, plan), **measured, **_shares(mixture, progress)})
             display.evaluated(progress.step, measured, summary["gzip_bits_per_byte"])
 
         def save() -> None:
@@ -111,7 +113,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
 
         batches = iter(
             training_batches(
-                reader, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
+                mixture, context, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
             )
         )
         if restored and progress.val_loss is None and _evaluation_due(progress, config):
@@ -167,6 +169,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
             val_loss=progress.val_loss,
             val_bits_per_byte=bits_per_byte(progress.val_loss, manifest) if progress.val_loss is not None else None,
             best_val_loss=progress.best_val_loss,
+            sequences_by_source=mixture.realised(progress.sequences),
             traces=strategy.traces,
             signal=stop.number,
             goodput_seconds=stopwatch.split(),
@@ -204,7 +207,7 @@ def evaluate(
 
 def bits_per_byte(loss: float, manifest: Manifest) -> float:
     """Bits a byte of held-out text: loss / ln 2 x tokens / bytes (Gao et al. 2020, The Pile, section 3.1)."""
-    split = manifest.splits["validation"]
+    split = manifest.totals("validation")
     return loss / math.log(2) * split.tokens / split.text_bytes
 
 
@@ -220,7 +223,7 @@ def _evaluation_due(progress: Progress, config: Config) -> bool:
 def _first_summary(
     plan: Plan, manifest: Manifest, world: int, peak_flops: float, peak_from: str
 ) -> Dict[str, Any]:
-    held_out = manifest.splits["validation"]
+    held_out = manifest.totals("validation")
     return {
         "status": "failed",  # until the run has ended otherwise
         "steps": plan.steps,
@@ -234,6 +237,14 @@ def _first_summary(
 
 def _position(progress: Progress, plan: Plan) -> Dict[str, Any]:
     return {"step": progress.step, "time": time.time(), "tokens": progress.sequences * plan.context_tokens}
+
+
+def _shares(mixture: Mixture, progress: Progress) -> Dict[str, float]:
+    """What the run has consumed of each source so far, where there are several."""
+    realised = mixture.realised(progress.sequences)
+    if len(realised) == 1:
+        return {}
+    return {f"share/{group}": count / progress.sequences for group, count in realised.items()}
 
 
 def _rates(seconds: Dict[str, float], plan: Plan, peak_flops: float) -> Dict[str, float]:

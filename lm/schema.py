@@ -25,8 +25,8 @@ def setting(
 ) -> Any:
     """A dataclass field with its limits: minimum and maximum are allowed values, above and below are not."""
     limits = dict(minimum=minimum, above=above, below=below, maximum=maximum, choices=choices, pattern=pattern)
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=limits)
+    if isinstance(default, (list, dict)):
+        return field(default_factory=default.copy, metadata=limits)
     return field(default=default, metadata=limits)
 
 
@@ -64,13 +64,36 @@ class Dataset:
     """Where text comes from and how it is cut into token shards."""
 
     name: str = setting(pattern=r"[A-Za-z0-9._-]+")
-    source: Optional[str] = setting(None)  # a folder, a file, a glob, or python:stdlib; a plan needs none
+    source: Optional[str] = setting(None)  # a folder, a file, a glob, a URL, or python:stdlib; a plan needs none
+    validation_source: Optional[str] = setting(None)  # held out whole; null: validation_fraction of the documents
+    tokenizer: Optional[str] = setting(None)  # a tokenizer.json; null: one is trained
     vocabulary_size: int = setting(minimum=257, maximum=2**31 - 1)  # declared: a plan needs no data
     output: Optional[str] = setting(None)  # null: outputs/datasets/<name>-<hash of these settings>
-    text_key: str = setting("text")  # of a .jsonl record
+    text_key: str = setting("text")  # of a .jsonl record, or a .parquet column
+    source_key: str = setting("meta.pile_set_name")  # what names a record's source, by dots
     validation_fraction: float = setting(0.05, above=0, below=1)
     shard_bytes: int = setting(2**30, minimum=4)
     on_bad_record: str = setting("skip", choices=("skip", "error"))
+
+
+@dataclass
+class Prepare:
+    """How a dataset is prepared; nothing of it changes the result."""
+
+    dask_address: Optional[str] = setting(None)  # tcp://HOST:PORT of a scheduler; null: a cluster of this machine
+    workers: Optional[int] = setting(None, minimum=1)  # of this machine's cluster; null: as many as cores
+    max_window_bytes: int = setting(2**29, minimum=2**10, maximum=2**31)  # memory that a zstd frame may ask for
+
+
+@dataclass
+class Mixture:
+    """What training draws from: the dataset's sources and other prepared sets, by name, in proportion."""
+
+    name: str = setting("natural")
+    sets: Dict[str, str] = setting({})  # name -> folder of a further prepared set, with the same tokenizer
+    weights: Dict[str, float] = setting({})  # SOURCE, SET or SET/SOURCE -> share of the sequences, in any unit
+    epochs: Dict[str, float] = setting({})  # or: how often each is gone through, relative to the others
+    on_absent: str = setting("error", choices=("error", "skip"))  # where no set has a name
 
 
 @dataclass
@@ -220,6 +243,8 @@ class Config:
 
     model: Model
     dataset: Dataset
+    prepare: Prepare
+    mixture: Mixture
     optimizer: Any  # one of OPTIMIZERS
     schedule: Any  # one of SCHEDULES
     parallel: Any  # one of PARALLELS
@@ -238,6 +263,7 @@ class Config:
         settings = {name: dict(section) for name, section in self.as_dict().items()}
         result: Dict[str, Any] = {name: settings[name] for name in ("model", "dataset", "optimizer", "schedule")}
         del result["dataset"]["output"], result["dataset"]["shard_bytes"]
+        result["mixture"] = {key: settings["mixture"][key] for key in ("sets", "weights", "epochs")}
         result["train"] = {
             key: settings["train"][key]
             for key in ("steps", "global_batch_sequences", "precision", "initial_loss_scale")
@@ -258,6 +284,8 @@ KINDS = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "parallel": PARALLELS}
 SECTIONS: Dict[str, Optional[Type[Any]]] = {
     "model": Model,
     "dataset": Dataset,
+    "prepare": Prepare,
+    "mixture": Mixture,
     "optimizer": None,  # by its name, from KINDS
     "schedule": None,
     "parallel": None,

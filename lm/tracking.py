@@ -136,7 +136,10 @@ class Tracker:
                 for key, value in line.items()
                 if isinstance(value, (int, float)) and key not in ("step", "time")
             }
-            batch += [Metric(key, value, int(line["time"] * 1000), line["step"]) for key, value in numbers.items()]
+            legal = legal_names(list(numbers))
+            batch += [
+                Metric(legal[key], value, int(line["time"] * 1000), line["step"]) for key, value in numbers.items()
+            ]
             if len(batch) > BATCH_METRICS - 50:
                 self._send(batch, sent)
                 batch, self.offset = [], end

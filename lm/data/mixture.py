@@ -95,17 +95,27 @@ class Mixture:
             owners = np.repeat([number for number, _ in runs], [run.count for _, run in runs])
             consumed = np.bincount(owners[permutation[:offset]], minlength=len(counts))
             counts = [count + int(more) for count, more in zip(counts, consumed)]
-        by_group: Dict[str, int] = {}
-        for component, count in zip(self.components, counts):
-            by_group[component.group] = by_group.get(component.group, 0) + count
-        return by_group
+        return self._by_group(counts)
 
     def sequences(self) -> Dict[str, int]:
         """The sequences that each group has."""
-        by_group: Dict[str, int] = {}
-        for component in self.components:
-            by_group[component.group] = by_group.get(component.group, 0) + component.order.sequences
-        return by_group
+        return self._by_group([component.order.sequences for component in self.components])
+
+    def rows(self, sequences: int) -> List[Tuple[str, str]]:
+        """What a run of so many sequences takes of each group, as people read it."""
+        available = self.sequences()
+        draws = self._by_group([component.draws for component in self.components])
+        return [
+            (group, f"{draws[group] / self.cycle:.2%}: {sequences * draws[group] / self.cycle / count:.3g} epochs of "
+             f"{count:,} sequences")
+            for group, count in available.items()
+        ]
+
+    def _by_group(self, counts: List[int]) -> Dict[str, int]:
+        sums: Dict[str, int] = {}
+        for component, count in zip(self.components, counts):
+            sums[component.group] = sums.get(component.group, 0) + count
+        return sums
 
 
 def make_mixture(config: Config, folder: Path, manifest: Manifest) -> Mixture:

@@ -1,4 +1,4 @@
-"""Prepares a dataset: trains the tokenizer, encodes every document, and publishes shards and manifest at once."""
+"""Prepares a dataset: trains or takes the tokenizer, has every part encoded, and publishes them by the manifest."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ import hashlib
 import json
 import os
 import shutil
-import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
-import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
 from lm.config import ConfigError, Problem
-from lm.data import sources
-from lm.data.shards import MANIFEST, Manifest, SplitWriter, read_manifest
-from lm.data.tokenizer import Tokenizer, train
-from lm.run import sync_folder
-from lm.schema import Dataset
+from lm.data.encode import token_dtype
+from lm.data.files import InputError
+from lm.data.parts import Input, find_input
+from lm.data.shards import MANIFEST, PARTS, SPLITS, TOKENIZER, Manifest, read_manifest
+from lm.data.sources import Reader
+from lm.data.tokenizer import Tokenizer, TokenizerError, train
+from lm.data.workers import Display, run_tasks
+from lm.run import sync_folder, write_whole
+from lm.schema import Dataset, Prepare
 
-TOKENIZER_SAMPLE_BYTES = 100 * 2**20  # of text that the tokenizer learns from
-ENCODE_BATCH_CHARACTERS = 4 * 2**20
+BEGUN = "preparing.json"  # there from the first byte to the manifest: what is being prepared
+SAMPLE_BYTES = 100 * 2**20  # of text that the tokenizer learns from
+SAMPLED_PARTS = 64  # spread over the input
+PROBED_RECORDS = 1000
 
 
 def settings_of(dataset: Dataset) -> Dict[str, Any]:
@@ -42,55 +45,56 @@ def output_folder(dataset: Dataset) -> Path:
     return Path("outputs") / "datasets" / f"{dataset.name}-{digest}"
 
 
-def prepare(dataset: Dataset, console: Console) -> Tuple[Path, Manifest]:
-    """The folder and the manifest of the prepared set, which is prepared now if it is not there.
+def prepare(dataset: Dataset, how: Prepare, console: Console, wait: bool = True) -> Tuple[Path, Manifest]:
+    """The folder and the manifest of the prepared set, which is prepared now, or further, if it is not there.
 
+    wait: for another process that prepares the same set; else it is refused.
     Raises ConfigError for a source without files or text, and for a folder that holds another dataset;
-    DatasetError for files that the manifest does not match; sources.BadRecord.
+    DatasetError for files that the manifest does not match; InputError for input that cannot be read.
     """
     folder = output_folder(dataset)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder):
+    with _lock(folder, console, wait):
         if not (folder / MANIFEST).exists():
-            _refuse_other_files(folder)
-            _prepare_into(folder, dataset, console)
+            _prepare_into(folder, dataset, how, console)
         manifest = read_manifest(folder)
-    _refuse_other_dataset(folder, dataset, manifest)
+    _refuse_other_settings(folder, dataset, manifest.settings)
     _warn_of_changed_text(folder, dataset, manifest, console)
     return folder, manifest
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One preparation of a folder at a time; another waits, and then finds the work done."""
+def _lock(folder: Path, console: Console, wait: bool) -> Iterator[None]:
+    """One preparation of a folder at a time."""
     with open(folder.with_name(folder.name + ".lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"another process is preparing {folder}"
+            if not wait:
+                fix = "wait for it; the same command then finds the set, or goes on"
+                raise ConfigError([Problem(("dataset.output",), text, fix)]) from None
+            console.print(f"{text}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _refuse_other_files(folder: Path) -> None:
-    if folder.exists() and any(folder.iterdir()):
-        text = (
-            f"dataset.output={folder} has files and no {MANIFEST}: "
-            "it is no dataset, and nothing there is overwritten"
-        )
-        raise ConfigError([Problem(("dataset.output",), text, "dataset.output=AN_EMPTY_FOLDER")])
-
-
-def _refuse_other_dataset(folder: Path, dataset: Dataset, manifest: Manifest) -> None:
+def _refuse_other_settings(folder: Path, dataset: Dataset, stored: Dict[str, Any]) -> None:
     problems = []
     for key, value in settings_of(dataset).items():
-        stored = manifest.settings.get(key)
-        if stored != value:
-            text = f"dataset.{key}={value}, and the set in {folder} was prepared with {stored}"
-            problems.append(Problem((f"dataset.{key}",), text, f"dataset.{key}={stored}, or another dataset.output"))
+        if stored.get(key) != value:
+            text = f"dataset.{key}={value}, and the set in {folder} was prepared with {stored.get(key)}"
+            fix = f"dataset.{key}={stored.get(key)}, or another dataset.output"
+            problems.append(Problem((f"dataset.{key}",), text, fix))
     if problems:
         raise ConfigError(problems)
 
 
 def _warn_of_changed_text(folder: Path, dataset: Dataset, manifest: Manifest, console: Console) -> None:
+    if "://" in f"{dataset.source}{dataset.validation_source}":  # a run does not wait for a far listing
+        return
     try:
-        found = sources.digest(sources.find_files(dataset))
+        found = find_input(dataset).digest
     except ConfigError:  # the text may be gone: the prepared set is whole without it
         return
     if found != manifest.source_digest:
@@ -100,142 +104,151 @@ def _warn_of_changed_text(folder: Path, dataset: Dataset, manifest: Manifest, co
         )
 
 
-def _prepare_into(folder: Path, dataset: Dataset, console: Console) -> None:
-    """Writes the set aside, then renames it: a folder is a whole dataset or is not there."""
-    files = sources.find_files(dataset)
-    aside = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)  # left by a preparation that was killed; the lock is ours
-    aside.mkdir()
-    size = sum(file.stat().st_size for file in files)
-    console.print(f"preparing {folder}: {len(files):,} files, {size / 1e6:,.1f} MB", highlight=False)
-    train(_sample(dataset, files), dataset.vocabulary_size, aside / "tokenizer.json")
-    manifest = _encode(dataset, files, aside, console)
-    manifest.write(aside)
-    for path in aside.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(aside)
-    if folder.exists():
-        folder.rmdir()  # empty, or _refuse_other_files would have said so
-    os.rename(aside, folder)
-    sync_folder(folder.parent)
-    for name, split in manifest.splits.items():
-        console.print(
-            f"  {name}: {split.documents:,} documents, {split.text_bytes:,} bytes, {split.tokens:,} tokens "
-            f"({split.text_bytes / max(split.tokens, 1):.2f} bytes each)",
-            highlight=False,
-        )
-    for reason, count in manifest.rejected.items():
-        console.print(f"  rejected {count:,}: {reason}", highlight=False)
-
-
-def _sample(dataset: Dataset, files: List[Path]) -> Iterator[str]:
-    """Training text for the tokenizer, from the beginning up to the sample's size."""
-    left = TOKENIZER_SAMPLE_BYTES
-    for document in sources.documents(dataset, files, Counter()):
-        if document.split == "train":
-            yield document.text
-            left -= len(document.text)
-            if left < 0:
-                return
-
-
-def _encode(dataset: Dataset, files: List[Path], aside: Path, console: Console) -> Manifest:
-    tokenizer = Tokenizer(aside / "tokenizer.json")
-    dtype = np.dtype("<u2" if tokenizer.vocabulary_size <= 2**16 else "<u4")
-    writers = {name: SplitWriter(aside, name, dtype, dataset.shard_bytes) for name in ("train", "validation")}
-    gzip = zlib.compressobj(9, zlib.DEFLATED, 31)  # 31: gzip's own header, as `gzip -9` writes it
-    gzip_bytes = 0
-    rejected: Counter[str] = Counter()
-    source_ids: Dict[str, int] = {}
-    threads = len(os.sched_getaffinity(0))
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("encoding", total=sum(file.stat().st_size for file in files))
-        for batch in _batches(sources.documents(dataset, files, rejected)):
-            for document, ids in zip(batch, tokenizer.encode_batch([d.text for d in batch], threads)):
-                utf8 = document.text.encode()
-                source = source_ids.setdefault(document.source, len(source_ids))
-                writers[document.split].add(np.array([*ids, tokenizer.end_of_text]), len(utf8), source)
-                if document.split == "validation":
-                    gzip_bytes += len(gzip.compress(utf8))
-                progress.advance(task, len(utf8))
-    splits = {name: writer.close() for name, writer in writers.items()}
-    splits["validation"].gzip_bytes = gzip_bytes + len(gzip.flush())
-    for name, split in splits.items():
-        if not split.documents:
-            other = "train" if name == "validation" else "validation"
-            text = (
-                f"dataset.source={dataset.source} has {splits[other].documents} documents, and with "
-                f"dataset.validation_fraction={dataset.validation_fraction} none of them is for {name}"
+def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console) -> None:
+    """Part after part into the folder; the manifest comes last, at once."""
+    given = _given_tokenizer(dataset)
+    text = find_input(dataset)
+    _begin(folder, dataset, text)
+    console.print(f"preparing {folder}: {text.files:,} files, {text.bytes / 1e6:,.1f} MB")
+    try:
+        tokenizer = _tokenizer(folder, dataset, how, text, given)
+        if tokenizer.slow:
+            console.print(
+                f"warning: the tokenizer has {tokenizer.slow}, which tiktoken cannot express; "
+                "Hugging Face's tokenizers encode instead, at about a sixth of the speed"
             )
-            fix = "more documents, or another dataset.validation_fraction"
-            raise ConfigError([Problem(("dataset.source", "dataset.validation_fraction"), text, fix)])
-    return Manifest(
+        tasks = [(f"{number:05d}", pieces) for number, pieces in enumerate(text.parts)]
+        with Display(console, text.bytes) as display:
+            parts = run_tasks(folder, tasks, dataset, how, display)
+    except (ConfigError, InputError):
+        if not any((folder / PARTS).glob("[0-9]*")):
+            shutil.rmtree(folder)  # a refused request leaves nothing
+        raise
+    manifest = Manifest(
         settings=settings_of(dataset),
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_text=tokenizer.end_of_text,
-        dtype=dtype.str,
+        dtype=token_dtype(tokenizer.vocabulary_size).str,
         tokenizer_sha256=tokenizer.sha256,
-        source_digest=sources.digest(files),
-        sources=list(source_ids),
-        rejected=dict(rejected),
-        splits=splits,
+        source_digest=text.digest,
+        parts=parts,
     )
-
-
-def _batches(documents: Iterator[sources.Document]) -> Iterator[List[sources.Document]]:
-    """Documents in portions that keep every core busy and memory bounded."""
-    batch: List[sources.Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document.text)
-        if characters >= ENCODE_BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def check_fits(dataset: Dataset, manifest: Manifest, context: int, global_batch_sequences: int) -> int:
-    """The training sequences of an epoch. Raises ConfigError where the set is too small for one batch."""
-    problems = []
-    tokens = manifest.splits["train"].tokens
-    sequences = (tokens - 1) // context
-    name = dataset.name
-    if sequences < 1:
-        problems.append(
-            Problem(
-                ("model.context", "dataset"),
-                f"model.context={context} is longer than the dataset {name}: {tokens} training tokens",
-                f"model.context={max(2, tokens // 10)}, or more text",
-            )
-        )
-    elif sequences < global_batch_sequences:
-        problems.append(
-            Problem(
-                ("train.global_batch_sequences", "dataset"),
-                f"{sequences} sequences < batch {global_batch_sequences}: the dataset {name} has {tokens} training "
-                f"tokens at model.context={context}",
-                f"train.global_batch_sequences={sequences}, a shorter model.context, or more text",
-            )
-        )
-    if manifest.splits["validation"].tokens < 2:
-        problems.append(
-            Problem(
-                ("dataset.validation_fraction",),
-                f"the dataset {name} has {manifest.splits['validation'].tokens} validation tokens: none to predict",
-                "a larger dataset.validation_fraction",
-            )
-        )
-    if manifest.vocabulary_size > dataset.vocabulary_size:
-        problems.append(
-            Problem(
-                ("dataset.vocabulary_size",),
-                f"dataset.vocabulary_size={dataset.vocabulary_size}, and its tokenizer has {manifest.vocabulary_size}",
-                f"dataset.vocabulary_size={manifest.vocabulary_size}",
-            )
-        )
+    problems = _emptiness(dataset, manifest)
     if problems:
+        shutil.rmtree(folder)  # it could never be published
         raise ConfigError(problems)
-    return sequences
+    write_whole(folder / MANIFEST, json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+    (folder / BEGUN).unlink()
+    sync_folder(folder)
+    for name in SPLITS:
+        total = manifest.totals(name)
+        console.print(
+            f"  {name}: {total.documents:,} documents, {total.text_bytes:,} bytes, {total.tokens:,} tokens "
+            f"({total.text_bytes / max(total.tokens, 1):.2f} bytes each)"
+        )
+    for reason, count in manifest.rejected().items():
+        console.print(f"  rejected {count:,}: {reason}")
+
+
+def _begin(folder: Path, dataset: Dataset, text: Input) -> None:
+    """Makes the folder, or finds in it the same preparation half done.
+
+    Raises ConfigError where it holds something else: nothing there is overwritten.
+    """
+    begun = {"settings": settings_of(dataset), "input": text.digest, "parts": len(text.parts)}
+    if (folder / BEGUN).exists():
+        stored = json.loads((folder / BEGUN).read_text())
+        _refuse_other_settings(folder, dataset, stored["settings"])
+        if stored != begun:
+            problem = f"the files of dataset.source={dataset.source} have changed since {folder} was begun"
+            raise ConfigError([Problem(("dataset.output",), problem, f"rm -r {folder}, or another dataset.output")])
+        for left in (folder / PARTS).glob(".*"):  # of tasks that were killed; the lock is ours
+            shutil.rmtree(left, ignore_errors=True)
+        return
+    if folder.exists() and any(folder.iterdir()):
+        problem = (
+            f"dataset.output={folder} has files and no {MANIFEST}: "
+            "it is no dataset, and nothing there is overwritten"
+        )
+        raise ConfigError([Problem(("dataset.output",), problem, "dataset.output=AN_EMPTY_FOLDER")])
+    (folder / PARTS).mkdir(parents=True)
+    write_whole(folder / BEGUN, json.dumps(begun, indent=1) + "\n")
+
+
+def _given_tokenizer(dataset: Dataset) -> Tokenizer | None:
+    """The tokenizer that the settings name. Raises ConfigError where it cannot be used, or has too many ids."""
+    if dataset.tokenizer is None:
+        return None
+    key = ("dataset.tokenizer",)
+    try:
+        tokenizer = Tokenizer(Path(dataset.tokenizer))
+    except (OSError, TokenizerError) as error:
+        fix = "dataset.tokenizer=FILE, a byte-level BPE's tokenizer.json, or null to train one"
+        raise ConfigError([Problem(key, f"dataset.tokenizer={dataset.tokenizer}: {error}", fix)]) from None
+    if tokenizer.vocabulary_size > dataset.vocabulary_size:
+        size = tokenizer.vocabulary_size
+        text = f"dataset.vocabulary_size={dataset.vocabulary_size}, and {dataset.tokenizer} has {size} ids"
+        raise ConfigError([Problem(("dataset.vocabulary_size", *key), text, f"dataset.vocabulary_size={size}")])
+    return tokenizer
+
+
+def _tokenizer(folder: Path, dataset: Dataset, how: Prepare, text: Input, given: Tokenizer | None) -> Tokenizer:
+    """The dataset's tokenizer, in its folder: the one given, the one of an earlier attempt, or a new one."""
+    path, aside = folder / TOKENIZER, folder / f"{TOKENIZER}.partial"
+    reader = Reader(dataset, how, given.end_of_text if given else 0)
+    _probe(dataset, reader, text)
+    if not path.exists():
+        if given:
+            shutil.copyfile(str(dataset.tokenizer), aside)
+        else:
+            train(_sample(reader, text), dataset.vocabulary_size, aside)
+        os.replace(aside, path)
+        sync_folder(folder)
+    return Tokenizer(path)
+
+
+def _probe(dataset: Dataset, reader: Reader, text: Input) -> None:
+    """Refuses a wrong text_key before hours of rejecting: none of the first records has it."""
+    reasons = reader.probe(text.parts[0][0], PROBED_RECORDS)
+    if reasons and set(reasons) == {f"no key {dataset.text_key}"}:
+        raise ConfigError([_no_text(dataset, Counter(reasons))])
+
+
+def _no_text(dataset: Dataset, rejected: Dict[str, int]) -> Problem:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
+    text = (
+        f"0 of {sum(rejected.values())} records of {dataset.source} have text in "
+        f"dataset.text_key={dataset.text_key} ({reasons})"
+    )
+    fix = "dataset.text_key=NAME of the key that holds the text"
+    return Problem(("dataset.text_key", "dataset.source"), text, fix)
+
+
+def _sample(reader: Reader, text: Input) -> Iterator[str]:
+    """Training text for the tokenizer: the same amount from the beginning of parts all over the input."""
+    step = max(1, len(text.parts) // SAMPLED_PARTS)
+    sampled = text.parts[::step]
+    for pieces in sampled:
+        left = SAMPLE_BYTES // len(sampled)
+        for document in (document for piece in pieces for document in reader.documents(piece)):
+            if document.split == "train":
+                yield document.text
+                left -= len(document.text)
+                if left < 0:
+                    break
+
+
+def _emptiness(dataset: Dataset, manifest: Manifest) -> List[Problem]:
+    """Why a set cannot be published: no text at all, or none for one of the splits."""
+    totals = {name: manifest.totals(name).documents for name in SPLITS}
+    if not any(totals.values()) and manifest.rejected():
+        return [_no_text(dataset, manifest.rejected())]
+    problems = []
+    for name in (name for name in SPLITS if not totals[name]):
+        text = (
+            f"dataset.source={dataset.source} has {sum(totals.values())} documents, and with "
+            f"dataset.validation_fraction={dataset.validation_fraction} none of them is for {name}"
+        )
+        fix = "more documents, another dataset.validation_fraction, or a dataset.validation_source"
+        problems.append(Problem(("dataset.source", "dataset.validation_fraction"), text, fix))
+    return problems

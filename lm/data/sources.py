@@ -1,165 +1,180 @@
-"""Documents out of files: what is read, what is rejected and why, and which split each belongs to."""
+"""Documents out of input: what is taken, what is rejected and why, whose it is, and which split it belongs to."""
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import json
-import sysconfig
 from collections import Counter
-from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Tuple
+from itertools import islice
+from typing import Any, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from lm.config import ConfigError, Problem
-from lm.schema import Dataset
+import numpy as np
 
-STDLIB = "python:stdlib"
-SUFFIXES = (".txt", ".jsonl", ".py")
-FEW_DOCUMENTS = 20  # below this many .txt files a split by file is too coarse
+from lm.data import formats, interchange
+from lm.data.files import InputError
+from lm.data.formats import PIECE_CHARACTERS, Piece, Reading
+from lm.schema import Dataset, Prepare
 
-
-class BadRecord(Exception):
-    """A record that on_bad_record=error does not let pass; the message has file and line."""
+TEXT, RECORDS, FASTA = (".txt", ".py"), (".jsonl", ".parquet"), (".fasta", ".fa", ".faa")
+TOKENS = (".bin", ".idx")  # nanoGPT's; Megatron's, whose .bin lies beside it
+HASHED_CHARACTERS = 2**16  # of a document's beginning, which decide whether it is held out
+MAX_SOURCES = 4096
+SURROGATE = "lone surrogate replaced by U+FFFD (kept)"
 
 
 class Document(NamedTuple):
-    """A document and where it goes. source: the Pile's set name, or the folder's."""
+    """A document, or a piece of a long one. text: or ids, where the input has tokens. ends: with this piece."""
 
     split: str  # train or validation
-    text: str
     source: str
+    text: str
+    ids: Optional[np.ndarray[Any, Any]] = None
+    ends: bool = True
 
 
-def find_files(dataset: Dataset) -> List[Path]:
-    """The files of a source, sorted. Raises ConfigError where there are none."""
-    kinds = "dataset.source=FOLDER, a file, or a quoted glob of .txt and .jsonl files"
-    if dataset.source is None:
-        raise ConfigError([Problem(("dataset.source",), f"dataset={dataset.name} needs its text", kinds)])
-    if dataset.source == STDLIB:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
-        files = [path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)]
-    elif Path(dataset.source).is_dir():
-        files = [path for path in Path(dataset.source).rglob("*") if path.suffix in SUFFIXES[:2] and path.is_file()]
-    else:
-        files = [Path(path) for path in glob.glob(dataset.source, recursive=True) if Path(path).is_file()]
-    unknown = [path for path in files if path.suffix not in SUFFIXES]
-    if not files or unknown:
-        text = f"dataset.source={dataset.source} matches no file"
-        if unknown:
-            text = f"dataset.source={dataset.source} matches {unknown[0]}, which is neither .txt nor .jsonl"
-        raise ConfigError([Problem(("dataset.source",), text, kinds)])
-    return sorted(files)
+class Reader:
+    """Reads pieces of input under the settings.
 
-
-def digest(files: List[Path]) -> str:
-    """Eight hexadecimal digits of the files' names and sizes, which change with most changes of the text."""
-    root = _common_folder(files)
-    listing = "".join(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n" for path in files)
-    return hashlib.sha256(listing.encode()).hexdigest()[:8]
-
-
-def documents(dataset: Dataset, files: List[Path], rejected: Counter[str]) -> Iterator[Document]:
-    """Every document of the files, in order; what is rejected is counted by its reason.
-
-    A document is held out by a hash of its place, so that a split is the same on every machine. A corpus of a few
-    .txt files is split within each file instead, its end held out.
-
-    Raises BadRecord under on_bad_record=error, and ConfigError where no record at all has the text key.
+    end_of_text: the id that separates documents where the input has tokens. read: told of stored bytes as they are
+    read. Its counts, accepted and rejected by reason, are of records.
     """
-    root = _common_folder(files)
-    records = accepted = 0
-    within = len(files) < FEW_DOCUMENTS and all(path.suffix == ".txt" for path in files)
-    for path in files:
-        place = path.relative_to(root).as_posix()
-        for line, record in _records(path):
-            records += 1
-            text, source, reason = _text(record, dataset.text_key)
-            if reason:
-                if dataset.on_bad_record == "error":
-                    raise BadRecord(f"{path}:{line}: {reason} (dataset.on_bad_record=skip counts and goes on)")
-                rejected[reason] += 1
+
+    def __init__(self, dataset: Dataset, prepare: Prepare, end_of_text: int, read: Reading = int) -> None:
+        self.dataset, self.end_of_text, self.read = dataset, end_of_text, read
+        self.max_window_bytes = prepare.max_window_bytes
+        self.accepted = 0
+        self.rejected: Counter[str] = Counter()
+        self._sources: Set[str] = set()
+
+    def documents(self, piece: Piece) -> Iterator[Document]:
+        """The documents of a piece, in order.
+
+        Raises InputError for a damaged file, and under on_bad_record=error for a bad record, with file and line.
+        """
+        kind = piece.file.kind
+        if kind in TEXT:
+            yield from self._text(piece)
+        elif kind in TOKENS:
+            yield from self._tokens(piece)
+        else:
+            for number, record in self._records(piece):
+                yield from self._record(piece, number, record)
+
+    def probe(self, piece: Piece, count: int) -> List[str]:
+        """Why each of the first records would be rejected, "" for those that would not; nothing for other input."""
+        if piece.file.kind in (*TEXT, *TOKENS):
+            return []
+        key = self._text_key(piece)
+        return [_text_of(record, key)[1] for _, record in islice(self._records(piece), count)]
+
+    def _text_key(self, piece: Piece) -> str:
+        return "text" if piece.file.kind in FASTA else self.dataset.text_key
+
+    def _records(self, piece: Piece) -> Iterator[formats.Record]:
+        if piece.file.kind == ".parquet":
+            columns = [self.dataset.text_key, self.dataset.source_key.partition(".")[0]]
+            return formats.rows(piece, columns, self.read)
+        form = formats.json_lines if piece.file.kind == ".jsonl" else formats.sequences
+        return form(piece, self.max_window_bytes, self.read)
+
+    def _record(self, piece: Piece, number: int, record: Any) -> Iterator[Document]:
+        text, reason = _text_of(record, self._text_key(piece))
+        if reason:
+            self._reject(piece, number, reason)
+            return
+        if not _is_unicode(text):
+            self.rejected[SURROGATE] += 1
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        self.accepted += 1
+        source = self._source(piece, record)
+        split = self._split(piece, text[:HASHED_CHARACTERS].encode())
+        if len(text) < PIECE_CHARACTERS:
+            yield Document(split, source, text)
+            return
+        pieces = list(formats.in_pieces([text]))
+        for part in pieces:
+            yield Document(split, source, part, ends=part is pieces[-1])
+
+    def _text(self, piece: Piece) -> Iterator[Document]:
+        """A text file is a document, or two where its end is held out."""
+        waiting: Optional[Document] = None
+        split = ""
+        for held_out, text in formats.plain_text(piece, self.max_window_bytes, self.read):
+            if piece.cut is not None:
+                split = "validation" if held_out else "train"
+            elif waiting is None:
+                split = self._split(piece, text[:HASHED_CHARACTERS].encode())
+            begins = waiting is None or waiting.split != split
+            if begins and not text.strip():
                 continue
-            accepted += 1
-            if _has_lone_surrogate(text):
-                rejected["lone surrogate replaced by U+FFFD (kept)"] += 1
-                text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            source = source or (path.parent.name if path.suffix == ".jsonl" else dataset.name)
-            if within:
-                yield from _cut(text, source, dataset.validation_fraction)
-            else:
-                held_out = _unit_hash(f"{place}:{line}") < dataset.validation_fraction
-                yield Document("validation" if held_out else "train", text, source)
-    if records and not accepted:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.items())
-        fix = "dataset.text_key=NAME of the key that holds the text"
-        raise ConfigError(
-            [
-                Problem(
-                    ("dataset.text_key", "dataset.source"),
-                    f"0 of {records} records of {dataset.source} have text in dataset.text_key={dataset.text_key} "
-                    f"({reasons})",
-                    fix,
-                )
-            ]
-        )
+            if waiting is not None:
+                yield waiting._replace(ends=begins)
+            waiting = Document(split, piece.folder or self.dataset.name, text)
+        if waiting is None:
+            self._reject(piece, 1, "empty text")
+        else:
+            self.accepted += 1
+            yield waiting
+
+    def _tokens(self, piece: Piece) -> Iterator[Document]:
+        form = interchange.nanogpt_documents if piece.file.kind == ".bin" else interchange.megatron_documents
+        begins, split = True, ""
+        for ids, ends in form(piece.file, self.end_of_text, self.read):
+            if begins:
+                self.accepted += 1
+                split = self._split(piece, ids[:HASHED_CHARACTERS].tobytes())
+            yield Document(split, piece.folder or self.dataset.name, "", ids, ends)
+            begins = ends
+
+    def _reject(self, piece: Piece, number: int, reason: str) -> None:
+        if self.dataset.on_bad_record == "error":
+            row = piece.file.kind == ".parquet"
+            line = number + (formats.first_line(piece) if piece.start and not row else 0)
+            place = f"{piece.file.url}, row {number}" if row else f"{piece.file.url}:{line}"
+            raise InputError(f"{place}: {reason} (dataset.on_bad_record=skip counts and goes on)")
+        self.rejected[reason] += 1
+
+    def _source(self, piece: Piece, record: Any) -> str:
+        """What the record says under source_key; else its folder; else the dataset."""
+        value = record
+        for key in self.dataset.source_key.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        source = value if isinstance(value, str) and value else piece.folder or self.dataset.name
+        self._sources.add(source)
+        if len(self._sources) > MAX_SOURCES:
+            raise InputError(
+                f"{piece.file.url}: dataset.source_key={self.dataset.source_key} has more than {MAX_SOURCES} values, "
+                "so it names no sources. dataset.source_key=none takes all as one"
+            )
+        return source
+
+    def _split(self, piece: Piece, beginning: bytes) -> str:
+        """By a hash of the document itself: the same anywhere, and two alike never lie on both sides."""
+        held_out = piece.held_out
+        if held_out is None:
+            digest = hashlib.blake2b(beginning, digest_size=8).digest()
+            held_out = int.from_bytes(digest, "big") / 2.0**64 < self.dataset.validation_fraction
+        return "validation" if held_out else "train"
 
 
-def _common_folder(files: List[Path]) -> Path:
-    folders = [path.parent for path in files]
-    first = folders[0]
-    while not all(folder == first or first in folder.parents for folder in folders):
-        first = first.parent
-    return first
-
-
-def _records(path: Path) -> Iterator[Tuple[int, Any]]:
-    """Line number and record: a .jsonl's lines, or another file's whole text as one record."""
-    if path.suffix != ".jsonl":
-        yield 1, {"text": path.read_bytes().decode("utf-8", "replace")}
-        return
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield number, json.loads(line)
-                except ValueError:
-                    yield number, ValueError("not JSON")
-
-
-def _text(record: Any, text_key: str) -> Tuple[str, str, str]:
-    """The text, the source that the record names, and why it is rejected, if it is."""
+def _text_of(record: Any, text_key: str) -> Tuple[str, str]:
+    """The text, or why the record is rejected."""
     if isinstance(record, ValueError):
-        return "", "", str(record)
+        return "", str(record)
     if not isinstance(record, dict):
-        return "", "", "not a JSON object"
+        return "", "not a JSON object"
     if text_key not in record:
-        return "", "", f"no key {text_key}"
+        return "", f"no key {text_key}"
     text = record[text_key]
     if not isinstance(text, str):
-        return "", "", f"{text_key} is not a string"
-    if not text.strip():
-        return "", "", "empty text"
-    meta = record.get("meta")
-    return text, str(meta.get("pile_set_name", "")) if isinstance(meta, dict) else "", ""
+        return "", f"{text_key} is not a string"
+    if not text or text.isspace():
+        return "", "empty text"
+    return text, ""
 
 
-def _has_lone_surrogate(text: str) -> bool:
+def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _cut(text: str, source: str, fraction: float) -> Iterator[Document]:
-    """A file in two at a line's end: the last fraction is held out."""
-    at = text.rfind("\n", 0, int(len(text) * (1 - fraction))) + 1 or int(len(text) * (1 - fraction))
-    for split, part in (("train", text[:at]), ("validation", text[at:])):
-        if part.strip():
-            yield Document(split, part, source)
-
-
-def _unit_hash(place: str) -> float:
-    """A number in [0, 1) that depends on the place alone."""
-    return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big") / 2.0**64
+        return False
+    return True

@@ -1,0 +1,194 @@
+"""Input files wherever they are, local, s3:// or https://: found, sized, and opened as a stream of plain bytes."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import PurePosixPath
+from typing import IO, Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
+
+import zstandard
+from braceexpand import UnbalancedBracesError, braceexpand
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+
+from lm.run import RunFailed
+
+READ_BYTES = 2**20
+PACKED_READ_BYTES = 2**17  # what a compressed block can swell to is bounded by it
+PACKED = {".zst": "zstd", ".gz": "gzip"}
+ZSTD_SKIPPABLE = range(0x184D2A50, 0x184D2A60)  # magic numbers of frames without data (RFC 8878, 3.1.2)
+
+
+class InputError(RunFailed):
+    """Input that cannot be read as it should; the message names file and place."""
+
+
+class InputFile(NamedTuple):
+    """A file and its size as it is stored."""
+
+    url: str
+    bytes: int
+
+    @property
+    def kind(self) -> str:
+        """The suffix that tells the format, compression left out: ".jsonl" of a.jsonl.zst."""
+        path = PurePosixPath(self.url)
+        return PurePosixPath(path.stem).suffix if path.suffix in PACKED else path.suffix
+
+    @property
+    def packed(self) -> str:
+        """zstd, gzip, or nothing."""
+        return PACKED.get(PurePosixPath(self.url).suffix, "")
+
+    def open(self) -> IO[bytes]:
+        fs, path = url_to_fs(self.url)
+        return fs.open(path, "rb", **({} if is_local(fs) else {"cache_type": "readahead"}))
+
+
+def is_local(fs: AbstractFileSystem) -> bool:
+    return "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def find(source: str, suffixes: Tuple[str, ...]) -> List[InputFile]:
+    """The files of a folder (those with such a suffix), a glob, a URL, or several by braces: {00..29}.jsonl.zst.
+
+    Sorted by name. Raises InputError where a place cannot be listed.
+    """
+    found: List[InputFile] = []
+    try:
+        expanded = list(braceexpand(source))
+    except UnbalancedBracesError:
+        expanded = [source]
+    for one in expanded:
+        try:
+            fs, path = url_to_fs(one)
+            if fs.isdir(path) and not path.endswith(suffixes):
+                details = fs.find(path, detail=True)
+                files = {name: info for name, info in details.items() if name.endswith(suffixes)}
+            elif any(sign in path for sign in "*?["):
+                files = {name: info for name, info in fs.glob(path, detail=True).items() if info["type"] == "file"}
+            else:
+                files = {path: fs.info(path)} if fs.exists(path) else {}
+        except Exception as error:  # whatever a protocol's library raises: no such bucket, no credentials, no network
+            raise InputError(f"{one} cannot be listed: {type(error).__name__}: {error}") from error
+        for name, info in files.items():
+            url = name if is_local(fs) else fs.unstrip_protocol(name)
+            found.append(InputFile(url, int(info.get("size") or 0)))
+    return sorted(set(found))
+
+
+def common_prefix(files: List[InputFile]) -> str:
+    """The folder that all files are in."""
+    folders = [file.url.rpartition("/")[0].split("/") for file in files]
+    shared = []
+    for names in zip(*folders):
+        if len(set(names)) > 1:
+            break
+        shared.append(names[0])
+    return "/".join(shared) + "/"
+
+
+def blocks(
+    file: InputFile, max_window_bytes: int, start: int = 0, end: Optional[int] = None, read: Callable[[int], Any] = int
+) -> Iterator[bytes]:
+    """A file's bytes without their compression, in blocks; of a plain file those in [start, end).
+
+    max_window_bytes: the most memory that a zstd frame may ask for. read: told of each number of stored bytes that
+    were read. Raises InputError for a damaged or truncated file, and for a frame that needs a larger window.
+    """
+    with file.open() as stored:
+        if file.packed == "zstd":
+            yield from _zstd(file, stored, max_window_bytes, read)
+        elif file.packed == "gzip":
+            yield from _gzip(file, stored, read)
+        else:
+            stored.seek(start)
+            left = (file.bytes if end is None else end) - start
+            while left > 0:
+                block = stored.read(min(READ_BYTES, left))
+                if not block:
+                    raise InputError(f"{file.url} ends {left:,} bytes before it should: it has changed meanwhile")
+                left -= len(block)
+                read(len(block))
+                yield block
+
+
+def _zstd(file: InputFile, stored: IO[bytes], max_window_bytes: int, read: Callable[[int], Any]) -> Iterator[bytes]:
+    """Every frame of a .zst, skippable and empty ones included. The library's own readers end in silence in mid-frame."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
+    frame: Any = None
+    position = 0
+    rest = b""
+    while True:
+        block = rest or stored.read(PACKED_READ_BYTES)
+        if not block:
+            break
+        if not rest:
+            position += len(block)
+            read(len(block))
+        rest = b""
+        if frame is None:
+            while len(block) < 18 and (more := stored.read(PACKED_READ_BYTES)):  # a frame's header has at most 18 bytes
+                position += len(more)
+                read(len(more))
+                block += more
+            frame, frame_at = decompressor.decompressobj(), position - len(block)
+            _check_window(file, block, frame_at, max_window_bytes)
+        try:
+            plain = frame.decompress(block)
+        except zstandard.ZstdError as error:
+            raise InputError(f"{file.url} is damaged in the zstd frame at byte {frame_at:,}: {error}") from None
+        if plain:
+            yield plain
+        if frame.eof:
+            rest, frame = frame.unused_data, None
+    if frame is not None:
+        raise InputError(
+            f"{file.url} is cut short: it ends at byte {position:,} within the zstd frame that begins at {frame_at:,}"
+        )
+
+
+def _check_window(file: InputFile, header: bytes, at: int, max_window_bytes: int) -> None:
+    if len(header) >= 4 and int.from_bytes(header[:4], "little") in ZSTD_SKIPPABLE:
+        return
+    try:
+        window = zstandard.get_frame_parameters(header).window_size
+    except zstandard.ZstdError as error:
+        raise InputError(f"{file.url} is no zstd at byte {at:,}: {error}") from None
+    if window > max_window_bytes:
+        raise InputError(
+            f"{file.url}: the zstd frame at byte {at:,} was compressed with a window of {window:,} bytes (--long), and "
+            f"prepare.max_window_bytes={max_window_bytes:,}. It takes that much memory a worker: "
+            f"prepare.max_window_bytes={window}"
+        )
+
+
+def _gzip(file: InputFile, stored: IO[bytes], read: Callable[[int], Any]) -> Iterator[bytes]:
+    """Every member of a .gz; trailing zeros are padding, as gzip has it."""
+    member: Any = None
+    rest = b""
+    position = 0
+    while True:
+        block = rest or stored.read(PACKED_READ_BYTES)
+        if not block:
+            break
+        if not rest:
+            position += len(block)
+            read(len(block))
+        rest = b""
+        if member is None:
+            block = block.lstrip(b"\0") if position > len(block) else block
+            if not block:
+                continue
+            member = zlib.decompressobj(wbits=31)
+        try:
+            plain = member.decompress(block, READ_BYTES)
+            while plain:
+                yield plain
+                plain = member.decompress(member.unconsumed_tail, READ_BYTES) if member.unconsumed_tail else b""
+        except zlib.error as error:
+            raise InputError(f"{file.url} is damaged in the gzip member before byte {position:,}: {error}") from None
+        if member.eof:
+            rest, member = member.unused_data, None
+    if member is not None:
+        raise InputError(f"{file.url} is cut short: it ends at byte {position:,} within a gzip member")

@@ -1,0 +1,113 @@
+"""Token files of other programs: nanoGPT's .bin read and written, Megatron-LM's .bin with its .idx read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+
+from lm.config import ConfigError, Problem
+from lm.data.files import READ_BYTES, InputError, InputFile
+from lm.data.formats import Reading
+from lm.data.shards import SPLITS, read_manifest
+from lm.data.streams import TokenStream
+
+NANOGPT_DTYPE = np.dtype("<u2")  # karpathy/nanoGPT, data/openwebtext/prepare.py: no header, no index
+NANOGPT_FILES = {"train": "train.bin", "validation": "val.bin"}
+MEGATRON_MAGIC = b"MMIDIDX\x00\x00"  # NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py
+MEGATRON_VERSION = 1
+MEGATRON_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are of floating point
+PIECE_TOKENS = 2**22
+Piece = Tuple[np.ndarray[Any, Any], bool]  # ids of a document, and whether it ends with them
+
+
+def nanogpt_documents(file: InputFile, end_of_text: int, read: Reading) -> Iterator[Piece]:
+    """The documents of a flat file of uint16 ids, cut at end-of-text, which they are given without.
+
+    Raises InputError for half a token.
+    """
+    if file.bytes % NANOGPT_DTYPE.itemsize:
+        raise InputError(f"{file.url} has {file.bytes:,} bytes, and a token has {NANOGPT_DTYPE.itemsize}")
+    waiting = np.empty(0, NANOGPT_DTYPE)
+    with file.open() as stored:
+        while block := stored.read(READ_BYTES):
+            read(len(block))
+            *ended, waiting = _cut_after(np.concatenate([waiting, np.frombuffer(block, NANOGPT_DTYPE)]), end_of_text)
+            yield from ((ids, True) for ids in ended if len(ids))
+            if len(waiting) > PIECE_TOKENS:
+                yield waiting[:-1], False  # one stays, so that the document has an end
+                waiting = waiting[-1:]
+    if len(waiting):
+        yield waiting, True
+
+
+def megatron_documents(file: InputFile, end_of_text: int, read: Reading) -> Iterator[Piece]:
+    """The documents of an .idx, from the .bin beside it; the end-of-text that --append-eod added is taken off.
+
+    Raises InputError for another format, and where index and tokens disagree.
+    """
+    with file.open() as stored:
+        index = stored.read()
+    read(file.bytes)
+    fixed = len(MEGATRON_MAGIC) + 8 + 1 + 8 + 8
+    if not index.startswith(MEGATRON_MAGIC) or len(index) < fixed:
+        raise InputError(f"{file.url} is no index of Megatron's memory-mapped format")
+    version, code = int(np.frombuffer(index, "<u8", 1, 9)[0]), index[17]
+    if version != MEGATRON_VERSION or code not in MEGATRON_DTYPES:
+        raise InputError(f"{file.url}: version {version} with type code {code} is not known")
+    sequences, borders = (int(count) for count in np.frombuffer(index, "<u8", 2, 18))
+    if len(index) < fixed + sequences * 12 + borders * 8:
+        raise InputError(f"{file.url} is cut short: {len(index):,} bytes for {sequences:,} sequences")
+    lengths = np.frombuffer(index, "<i4", sequences, fixed)
+    pointers = np.frombuffer(index, "<i8", sequences, fixed + sequences * 4)
+    documents = np.frombuffer(index, "<i8", borders, fixed + sequences * 12)
+    dtype = np.dtype(MEGATRON_DTYPES[code])
+    tokens = InputFile(file.url[: -len(".idx")] + ".bin", 0)
+    with tokens.open() as stored:
+        for first, end in zip(documents, documents[1:]):
+            parts = [np.empty(0, dtype)]
+            for sequence in range(int(first), int(end)):
+                stored.seek(int(pointers[sequence]))
+                wanted = int(lengths[sequence]) * dtype.itemsize
+                block = stored.read(wanted)
+                if len(block) != wanted:
+                    raise InputError(f"{tokens.url} ends within sequence {sequence:,} of {file.url}")
+                parts.append(np.frombuffer(block, dtype))
+            yield from ((ids, True) for ids in _cut_after(np.concatenate(parts), end_of_text) if len(ids))
+
+
+def _cut_after(ids: np.ndarray[Any, Any], end_of_text: int) -> List[np.ndarray[Any, Any]]:
+    """Runs of ids between the end-of-texts; what follows the last one comes last, and may be empty."""
+    ends = np.flatnonzero(ids == end_of_text)
+    starts = [0, *(ends + 1)]
+    return [ids[start:end] for start, end in zip(starts, [*ends, len(ids)])]
+
+
+def write_nanogpt(dataset: Path, folder: Path) -> List[Path]:
+    """Writes a prepared set as nanoGPT's train.bin and val.bin. Returns their paths.
+
+    Raises ConfigError where its ids need more than 16 bits or a file is there already, FileNotFoundError for no set.
+    """
+    manifest = read_manifest(dataset)
+    paths = {split: folder / NANOGPT_FILES[split] for split in SPLITS}
+    problems = [
+        Problem(("folder",), f"{path} is there already, and nothing is overwritten", "another folder")
+        for path in paths.values()
+        if path.exists()
+    ]
+    if np.dtype(manifest.dtype) != NANOGPT_DTYPE:
+        text = f"nanoGPT's files have 16 bits a token, and {dataset} has {manifest.vocabulary_size:,} ids"
+        problems.append(Problem(("dataset",), text, "a set with dataset.vocabulary_size=65536 or less"))
+    if problems:
+        raise ConfigError(problems)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, path in paths.items():
+        stream = TokenStream.of(dataset, manifest, split)
+        aside = path.with_name(path.name + ".partial")
+        with open(aside, "wb") as file:
+            for start in range(0, stream.tokens, PIECE_TOKENS):
+                file.write(stream.read(start, min(PIECE_TOKENS, stream.tokens - start)).tobytes())
+        os.replace(aside, path)
+    return list(paths.values())
