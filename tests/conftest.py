@@ -60,7 +60,8 @@ def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from lm.report import make_console
 
     folder = tmp_path_factory.mktemp("prepared") / "words"
-    prepare(compose(dataset_overrides(corpus, folder)).dataset, make_console())
+    config = compose(dataset_overrides(corpus, folder))
+    prepare(config.dataset, config.prepare, make_console())
     return folder
 
 

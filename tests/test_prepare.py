@@ -1,4 +1,4 @@
-"""Preparing: what is read, rejected and split; the tokenizer; the manifest; small and empty sets (DL03)."""
+"""Preparing: token conservation (D08), small and empty sets (DL03), resuming, and what is never overwritten."""
 
 from __future__ import annotations
 
@@ -10,185 +10,165 @@ from typing import Any, List
 
 import numpy as np
 import pytest
-from conftest import dataset_overrides, make_texts, train_py
+from conftest import SMALL, dataset_overrides, make_texts, train_py
+from inputs import ODDITIES, good_records, record, zst
 
 from lm.compose import compose
 from lm.config import ConfigError
-from lm.data.prepare import check_fits, output_folder, prepare
-from lm.data.shards import DOCUMENT, DatasetError, TokenStream, read_manifest
-from lm.data.sources import BadRecord, documents, find_files
-from lm.data.tokenizer import Tokenizer, train
+from lm.data import encode, parts
+from lm.data.files import InputError
+from lm.data.fit import check_fits
+from lm.data.prepare import BEGUN, output_folder, prepare
+from lm.data.shards import DOCUMENT, PARTS, DatasetError, Manifest, documents_file, read_manifest
+from lm.data.streams import TokenStream
+from lm.data.tokenizer import Tokenizer
 from lm.report import make_console
 
-ODDITIES = [
-    "y is ?\r\n\ta  b \u200b e\u0301 \u00e9 \U0001f336 trailing  ",
-    "def f(x):\n    return x  # don't\n\n\n",
-    "<|endoftext|> in a text is text",
-    "",
-    " ",
-    "日本語のテキスト и кириллица",
-    "a" * 5000,
-    "\x00\x01\x7f control",
-]
+
+def prepare_with(*overrides: str) -> Any:
+    config = compose(overrides)
+    return prepare(config.dataset, config.prepare, make_console())
 
 
 def prepared_from(texts: List[Any], folder: Path, *overrides: str) -> Any:
     source = folder / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    dataset = compose([*dataset_overrides(source, folder / "set"), *overrides]).dataset
-    return prepare(dataset, make_console())
+    return prepare_with(*dataset_overrides(source, folder / "set"), *overrides)
 
 
-# --- tokenizer ---------------------------------------------------------------------------------------
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a dataset with its content, by its name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    train([*make_texts(20), *ODDITIES], 400, path)
-    return path
+# --- conservation --------------------------------------------------------------------------------------
 
 
-def test_ids_are_hugging_faces_and_decode_to_the_same_bytes(tokenizer_file: Path) -> None:
-    import tokenizers
-
-    ours, theirs = Tokenizer(tokenizer_file), tokenizers.Tokenizer.from_file(str(tokenizer_file))
-    for text in [*ODDITIES, *make_texts(5, seed=9)]:
-        ids = ours.encode(text)
-        if "<|endoftext|>" not in text:  # theirs would make it the separator
-            assert ids == theirs.encode(text).ids
-        assert ours.decode(ids) == text
-        assert ours.end_of_text not in ids
-    assert ours.encode_batch(ODDITIES, threads=2) == [ours.encode(text) for text in ODDITIES]
-    assert ours.vocabulary_size == theirs.get_vocab_size()
-
-
-def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps({"model": {"type": "WordPiece", "vocab": {}}, "added_tokens": []}))
-    with pytest.raises(ValueError, match="not a byte-level BPE"):
-        Tokenizer(path)
-
-
-# --- conservation ------------------------------------------------------------------------------------
-
-
-def test_every_token_of_every_document_is_there_in_order_with_one_separator(tmp_path: Path) -> None:
-    texts = [text for text in [*make_texts(30), *ODDITIES] if text.strip()]
-    folder, manifest = prepared_from(texts, tmp_path, "dataset.shard_bytes=1000")
+def documents_of(folder: Path, manifest: Manifest) -> Counter[str]:
+    """Every document's text, found by the tables; the separators checked on the way."""
     tokenizer = Tokenizer(folder / "tokenizer.json")
     found: Counter[str] = Counter()
-    for name, split in manifest.splits.items():
-        assert all(shard.tokens * 2 <= 1000 for shard in split.shards)
-        stream = TokenStream(folder, manifest, name).read(0, split.tokens)
-        table = np.fromfile(folder / split.documents_file, DOCUMENT)
-        ends = [*table["first_token"][1:], split.tokens]
-        for row, end in zip(table, ends):
-            ids = stream[int(row["first_token"]) : int(end)]
-            assert ids[-1] == manifest.end_of_text
-            assert manifest.end_of_text not in ids[:-1]
-            text = tokenizer.decode(ids[:-1].tolist())
-            assert len(text.encode()) == row["text_bytes"]
-            found[text] += 1
-    assert found == Counter(texts)
-    accepted = sum(len(tokenizer.encode(text)) + 1 for text in texts)
-    assert sum(split.tokens for split in manifest.splits.values()) == accepted
+    for part in manifest.parts:
+        for name, split in part.splits.items():
+            place = folder / PARTS / part.name
+            tokens = np.concatenate([np.fromfile(place / shard.file, manifest.dtype) for shard in split.shards] or [[]])
+            table = np.fromfile(place / documents_file(name), DOCUMENT)
+            assert len(tokens) == split.tokens
+            assert len(table) == split.documents
+            for row, end in zip(table, [*table["first_token"][1:], split.tokens]):
+                ids = tokens[int(row["first_token"]) : int(end)]
+                assert ids[-1] == manifest.end_of_text
+                assert manifest.end_of_text not in ids[:-1]
+                text = tokenizer.decode(ids[:-1])
+                assert len(text.encode()) == row["text_bytes"]
+                found[text] += 1
+    return found
+
+
+@pytest.mark.parametrize("shard_bytes", [1000, 2**30])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_token_of_every_document_is_there_with_one_separator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int, workers: int
+) -> None:
+    monkeypatch.setattr(parts, "SPLIT_BYTES", 30_000)
+    monkeypatch.setattr(parts, "JOIN_BYTES", 1)
+    texts = [text for text in [*make_texts(60), *ODDITIES] if text.strip()]
+    texts.append(" ".join(f"w{number}" for number in range(30_000)))  # of many sequences
+    folder, manifest = prepared_from(
+        texts, tmp_path, f"dataset.shard_bytes={shard_bytes}", f"prepare.workers={workers}"
+    )
+    assert len(manifest.parts) > 3
+    assert documents_of(folder, manifest) == Counter(texts)
+    tokenizer = Tokenizer(folder / "tokenizer.json")
+    totals = [manifest.totals(name) for name in manifest.parts[0].splits]
+    assert sum(total.tokens for total in totals) == sum(len(tokenizer.encode(text)) + 1 for text in texts)
+    assert sum(total.documents for total in totals) == len(texts)
+    assert sum(total.text_bytes for total in totals) == sum(len(text.encode()) for text in texts)
+    sizes = [path.stat().st_size for path in folder.rglob("*-*.bin")]
+    assert max(sizes) <= shard_bytes
+
+
+def test_the_bytes_do_not_depend_on_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "SPLIT_BYTES", 30_000)
+    monkeypatch.setattr(parts, "JOIN_BYTES", 1)
+    source = tmp_path / "source.jsonl"
+    source.write_bytes(b"".join(record(text, f"set {n % 3}") for n, text in enumerate(make_texts(80))))
+    found = []
+    for workers in (1, 2, 3):
+        folder = tmp_path / str(workers)
+        prepare_with(*dataset_overrides(source, folder), f"prepare.workers={workers}")
+        found.append(files_of(folder))
+    assert found[0] == found[1] == found[2]
+    assert f"{PARTS}/00003/train-00000.bin" in found[0]
+
+
+def test_sources_are_neighbours_and_are_found(tmp_path: Path) -> None:
+    texts = make_texts(90)
+    source = tmp_path / "source.jsonl"
+    source.write_bytes(b"".join(record(text, "ABC"[n % 3]) for n, text in enumerate(texts)))
+    folder, manifest = prepare_with(*dataset_overrides(source, tmp_path / "set"))
+    tokenizer = Tokenizer(folder / "tokenizer.json")
+    for at, name in enumerate("ABC"):
+        stream = TokenStream.of(folder, manifest, "train", [name])
+        text = tokenizer.decode(i for i in stream.read(0, stream.tokens) if i != manifest.end_of_text)
+        held_out = TokenStream.of(folder, manifest, "validation", [name])
+        text += tokenizer.decode(i for i in held_out.read(0, held_out.tokens) if i != manifest.end_of_text)
+        assert Counter(text.split("\n")) == Counter("".join(texts[at::3]).split("\n"))
+    assert list(manifest.source_tokens("train")) == ["A", "B", "C"]
 
 
 def test_gzips_size_is_gzips(tmp_path: Path) -> None:
     folder, manifest = prepared_from(make_texts(60), tmp_path)
     tokenizer = Tokenizer(folder / "tokenizer.json")
-    split = manifest.splits["validation"]
-    ids = TokenStream(folder, manifest, "validation").read(0, split.tokens)
-    text = tokenizer.decode([int(i) for i in ids if i != manifest.end_of_text])
-    assert split.gzip_bytes == len(gzip.compress(text.encode(), 9))
+    held_out = TokenStream.of(folder, manifest, "validation")
+    text = tokenizer.decode(i for i in held_out.read(0, held_out.tokens) if i != manifest.end_of_text)
+    assert manifest.totals("validation").gzip_bytes == len(gzip.compress(text.encode(), 9))
 
 
-def test_a_split_depends_on_the_place_of_a_document_alone(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
-    _, first = prepared_from(make_texts(60), tmp_path / "a")
-    _, again = prepared_from(make_texts(60), tmp_path / "b")
-    assert first.fingerprint() == again.fingerprint()
-    assert 1 <= first.splits["validation"].documents <= 15
+def test_the_separators_literal_text_never_separates(tmp_path: Path) -> None:
+    texts = [*make_texts(40), "one <|endoftext|> document"]
+    folder, manifest = prepared_from(texts, tmp_path)
+    assert documents_of(folder, manifest) == Counter(texts)
 
 
-def test_a_few_text_files_are_split_within(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("".join(f"line {i} of the only file\n" for i in range(2000)))
-    config = compose([*dataset_overrides(tmp_path / "one.txt", tmp_path / "set")])
-    folder, manifest = prepare(config.dataset, make_console())
-    whole = (tmp_path / "one.txt").read_text()
-    tokenizer = Tokenizer(folder / "tokenizer.json")
-    parts = [
-        tokenizer.decode(TokenStream(folder, manifest, name).read(0, manifest.splits[name].tokens - 1).tolist())
-        for name in ("train", "validation")
-    ]
-    assert "".join(parts) == whole
-    assert parts[1].startswith("line ")
-    assert len(parts[1]) == pytest.approx(0.1 * len(whole), rel=0.05)
+# --- the tokenizer -------------------------------------------------------------------------------------
 
 
-# --- bad records -------------------------------------------------------------------------------------
-
-BAD_LINES = [
-    '{"text": null}',
-    '{"meta": {}}',
-    '{"text": 3}',
-    '{"text": ["a"]}',
-    '{"text": ""}',
-    '{"text": "   "}',
-    "",
-    "   ",
-    '["a"]',
-    '{"text": "unterminated',
-    '{"text": NaN}',
-]
-
-
-def test_bad_records_are_counted_by_reason_and_never_become_text(tmp_path: Path) -> None:
-    source = tmp_path / "bad.jsonl"
-    good = [json.dumps({"text": f"good document {i}"}) for i in range(3)]
-    source.write_text("\n".join([good[0], *BAD_LINES, good[1], '{"text": "lone \\ud83d"}', good[2]]))
-    dataset = compose(dataset_overrides(source, tmp_path / "set")).dataset
-    rejected: Counter[str] = Counter()
-    texts = [document.text for document in documents(dataset, find_files(dataset), rejected)]
-    assert texts == ["good document 0", "good document 1", "lone \ufffd", "good document 2"]
-    assert rejected == {
-        "text is not a string": 4,
-        "no key text": 1,
-        "empty text": 2,
-        "not a JSON object": 1,
-        "not JSON": 1,
-        "lone surrogate replaced by U+FFFD (kept)": 1,
-    }
+def test_a_given_tokenizer_is_kept_and_checked(tmp_path: Path, prepared: Path, capsys: Any) -> None:
+    given = prepared / "tokenizer.json"
+    folder, manifest = prepared_from(make_texts(40), tmp_path, f"dataset.tokenizer={given}")
+    assert (folder / "tokenizer.json").read_bytes() == given.read_bytes()
+    assert "warning" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=f"dataset.vocabulary_size=299, and .* has {manifest.vocabulary_size} ids"):
+        prepare_with("dataset=text", f"dataset.tokenizer={given}", "dataset.vocabulary_size=299")
+    with pytest.raises(ConfigError, match="dataset.tokenizer=nowhere.json"):
+        prepare_with("dataset=text", "dataset.tokenizer=nowhere.json")
+    stored = json.loads(given.read_text())
+    (tmp_path / "slow.json").write_text(json.dumps({**stored, "normalizer": {"type": "NFC"}}))
+    (tmp_path / "b").mkdir()
+    folder, manifest = prepared_from(make_texts(40), tmp_path / "b", f"dataset.tokenizer={tmp_path}/slow.json")
+    assert "warning: the tokenizer has a normalizer (NFC), which tiktoken cannot express" in capsys.readouterr().out
+    assert documents_of(folder, manifest) == Counter(make_texts(40))
 
 
-def test_strict_mode_names_file_and_line(tmp_path: Path) -> None:
-    source = tmp_path / "bad.jsonl"
-    source.write_text('{"text": "good"}\n\n{"text": 3}\n')
-    dataset = compose([*dataset_overrides(source, tmp_path / "set"), "dataset.on_bad_record=error"]).dataset
-    with pytest.raises(BadRecord, match=r"bad\.jsonl:3: text is not a string"):
-        list(documents(dataset, find_files(dataset), Counter()))
-
-
-def test_a_wrong_text_key_is_an_error_and_no_empty_dataset(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"0 of 5 records .* have text in dataset.text_key=content"):
-        prepared_from(make_texts(5), tmp_path, "dataset.text_key=content")
-    assert not (tmp_path / "set").exists()
-
-
-# --- too small (DL03) --------------------------------------------------------------------------------
+# --- too small -----------------------------------------------------------------------------------------
 
 
 def test_fewer_sequences_than_a_batch_are_refused_with_both_numbers(tmp_path: Path) -> None:
     folder, manifest = prepared_from(make_texts(30), tmp_path)
-    dataset = compose(dataset_overrides(tmp_path / "source.jsonl", folder)).dataset
-    tokens = manifest.splits["train"].tokens
+    tokens = manifest.totals("train").tokens
+
+    def fits(context: int, batch: int) -> int:
+        text = [f"model.context={context}", f"train.global_batch_sequences={batch}"]
+        config = compose([*dataset_overrides(tmp_path / "source.jsonl", folder), *text])
+        return sum(check_fits(config, folder, manifest).sequences().values())
+
     context = (tokens - 1) // 3
     with pytest.raises(ConfigError, match="3 sequences < batch 8"):
-        check_fits(dataset, manifest, context, global_batch_sequences=8)
-    assert check_fits(dataset, manifest, context, global_batch_sequences=3) == 3
+        fits(context, 8)
+    assert fits(context, 3) == 3
     with pytest.raises(ConfigError, match=rf"model.context={tokens} is longer than the dataset text: {tokens}"):
-        check_fits(dataset, manifest, tokens, global_batch_sequences=1)
+        fits(tokens, 1)
 
 
 @pytest.mark.parametrize(("name", "said"), [("empty", "matches no file"), ("nothing/*.txt", "matches no file")])
@@ -203,26 +183,44 @@ def test_an_empty_folder_and_a_glob_of_nothing_are_refused_before_anything(
     assert not list(Path("outputs").rglob("checkpoints"))
 
 
+def test_a_tiny_source_ends_in_a_refusal_and_not_in_zero_steps(tmp_path: Path) -> None:
+    path = zst(tmp_path / "tiny.jsonl.zst", [record("hi")])
+    done = train_py(*SMALL, "dataset=text", f"dataset.source={path}")
+    assert done.returncode == 2
+    assert "dataset.source=" in done.stderr
+    assert "none of them is for validation" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_dataset_without_its_source_says_what_to_type() -> None:
     done = train_py("dataset=text")
     assert done.returncode == 2
-    assert "dataset.source=FOLDER" in done.stderr
+    assert "dataset.source=a folder, a file, a URL" in done.stderr
 
 
 def test_no_document_for_validation_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none of them is for validation"):
         prepared_from(make_texts(3), tmp_path, "dataset.validation_fraction=0.001")
+    assert not (tmp_path / "set").exists()
 
 
-# --- the folder --------------------------------------------------------------------------------------
+def test_a_wrong_text_key_is_an_error_and_no_empty_dataset(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"0 of 5 records .* have text in dataset.text_key=content"):
+        prepared_from(make_texts(5), tmp_path, "dataset.text_key=content")
+    with pytest.raises(ConfigError, match=r"0 of 5 records .* have text in dataset.text_key=text"):
+        prepared_from([None, 1, [], "", " "], tmp_path)
+    assert not (tmp_path / "set").exists()
+
+
+# --- the folder ----------------------------------------------------------------------------------------
 
 
 def test_a_set_is_prepared_once_and_another_one_is_refused_its_folder(tmp_path: Path) -> None:
     folder, manifest = prepared_from(make_texts(40), tmp_path)
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in folder.rglob("*")}
     again, same = prepared_from(make_texts(40), tmp_path)
     assert (again, same.fingerprint()) == (folder, manifest.fingerprint())
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     with pytest.raises(ConfigError, match=r"dataset.vocabulary_size=301, and the set in .* was prepared with 300"):
         prepared_from(make_texts(40), tmp_path, "dataset.vocabulary_size=301")
 
@@ -238,7 +236,7 @@ def test_the_fingerprint_is_of_the_tokens_and_not_of_the_shards(tmp_path: Path) 
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     _, large = prepared_from(make_texts(40), tmp_path / "a")
     _, small = prepared_from(make_texts(40), tmp_path / "b", "dataset.shard_bytes=1000")
-    assert len(small.splits["train"].shards) > len(large.splits["train"].shards)
+    assert len(small.parts[0].splits["train"].shards) > len(large.parts[0].splits["train"].shards)
     assert small.fingerprint() == large.fingerprint()
 
 
@@ -250,25 +248,57 @@ def test_files_that_are_no_dataset_are_never_overwritten(tmp_path: Path) -> None
     assert (tmp_path / "set" / "thesis.txt").read_text() == "mine"
 
 
-def test_a_half_written_set_is_never_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lm.data.prepare as module
+def test_a_damaged_file_keeps_the_parts_that_are_done_and_no_manifest(
+    tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "JOIN_BYTES", 1)
+    records = good_records(200)
+    for name in ("a", "b", "c"):
+        zst(tmp_path / f"{name}.jsonl.zst", [b"".join(records)])
+    whole = (tmp_path / "b.jsonl.zst").read_bytes()
+    (tmp_path / "b.jsonl.zst").write_bytes(whole[:-9])
+    overrides = [*dataset_overrides(tmp_path / "*.zst", tmp_path / "set"), "prepare.workers=1"]
+    overrides.append(f"dataset.tokenizer={prepared / 'tokenizer.json'}")
+    with pytest.raises(InputError, match=r"b\.jsonl\.zst is cut short"):
+        prepare_with(*overrides)
+    assert sorted(path.name for path in (tmp_path / "set" / PARTS).iterdir()) == ["00000"]
+    with pytest.raises(FileNotFoundError):
+        read_manifest(tmp_path / "set")
+    (tmp_path / "b.jsonl.zst").write_bytes(whole)
+    with pytest.raises(ConfigError, match="have changed since"):
+        prepare_with(*overrides)
+
+
+def test_an_interrupted_preparation_goes_on_with_what_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "JOIN_BYTES", 1)
+    for name in ("a", "b", "c"):
+        zst(tmp_path / f"{name}.jsonl.zst", [b"".join(map(record, make_texts(50, seed=ord(name))))])
+    overrides = [*dataset_overrides(tmp_path / "*.zst", tmp_path / "set"), "prepare.workers=1"]
+    reference, _ = prepare_with(*overrides, f"dataset.output={tmp_path / 'reference'}")
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.Manifest, "write", killed)
+        patch.setattr(encode, "_sync", lambda folder: killed() if ".00001" in folder.name else None)
         with pytest.raises(KeyboardInterrupt):
-            prepared_from(make_texts(40), tmp_path)
-    assert not (tmp_path / "set").exists()
-    folder, _ = prepared_from(make_texts(40), tmp_path)
-    assert read_manifest(folder).splits["train"].documents > 0
-    assert not list(tmp_path.glob("*.partial"))
+            prepare_with(*overrides)
+    assert (tmp_path / "set" / BEGUN).exists()
+    with pytest.raises(ConfigError, match="dataset.vocabulary_size=301, and the set in"):
+        prepare_with(*overrides, "dataset.vocabulary_size=301")
+    done = tmp_path / "set" / PARTS / "00000" / "part.json"
+    before = done.stat().st_mtime_ns
+    (tmp_path / "set" / PARTS / ".00001.left").mkdir()
+    prepare_with(*overrides)
+    assert done.stat().st_mtime_ns == before
+    assert files_of(tmp_path / "set") == files_of(reference)
 
 
 def test_files_that_the_manifest_does_not_match_are_refused(tmp_path: Path) -> None:
     folder, manifest = prepared_from(make_texts(40), tmp_path)
-    shard = folder / manifest.splits["train"].shards[0].file
+    shard = folder / PARTS / "00000" / manifest.parts[0].splits["train"].shards[0].file
     content = shard.read_bytes()
     shard.write_bytes(content[:-2])
     with pytest.raises(DatasetError, match=rf"has {len(content) - 2:,} bytes; the manifest says {len(content):,}"):
@@ -278,7 +308,7 @@ def test_files_that_the_manifest_does_not_match_are_refused(tmp_path: Path) -> N
         read_manifest(folder)
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": 1, "splits": {}}', "[]"])
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 2, "parts": {}}', "[]"])
 def test_a_damaged_manifest_is_told_without_a_traceback(tmp_path: Path, content: str) -> None:
     folder, _ = prepared_from(make_texts(40), tmp_path)
     (folder / "manifest.json").write_text(content)
@@ -286,13 +316,15 @@ def test_a_damaged_manifest_is_told_without_a_traceback(tmp_path: Path, content:
         read_manifest(folder)
 
 
+def test_a_set_of_another_format_says_so(tmp_path: Path) -> None:
+    folder, _ = prepared_from(make_texts(40), tmp_path)
+    stored = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**stored, "format": 1}))
+    with pytest.raises(DatasetError, match="has format 1, this program reads 2"):
+        read_manifest(folder)
+
+
 def test_the_default_folder_is_named_by_what_is_in_it() -> None:
     one, other = (compose([f"dataset.vocabulary_size={size}"]).dataset for size in (4096, 8192))
     assert output_folder(one) != output_folder(other)
     assert output_folder(one).parent == Path("outputs/datasets")
-
-
-def test_the_standard_library_is_found() -> None:
-    files = find_files(compose([]).dataset)
-    assert len(files) > 300
-    assert not any("site-packages" in path.parts for path in files)

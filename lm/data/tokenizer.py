@@ -66,7 +66,10 @@ class Tokenizer:
         if not self.slow:
             self._encoding = _Tiktoken(stored)
         else:
-            self._encoding = _HuggingFace(content.decode())
+            try:
+                self._encoding = _HuggingFace(content.decode())
+            except Exception as error:  # the library has no class of its own for it
+                raise TokenizerError(f"{path} is no tokenizer.json ({error})") from None
 
     def encode(self, text: str) -> np.ndarray[Any, Any]:
         """Ids of a text. The literal text <|endoftext|> in it is text, never the separator."""

@@ -1,12 +1,14 @@
-"""Makes the golden values that tests compare with: GPT-2 by transformers, optimizers by torch.
+"""Makes the golden values that tests compare with: GPT-2 by transformers, optimizers by torch, tokens by Megatron-LM.
 
 They live in an environment of their own, because both are large and nothing here depends on them:
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 transformers safetensors
+    peers/bin/pip install --no-deps megatron-core
     peers/bin/python tests/golden/make_references.py
 
 Writes gpt2.safetensors (weights under this project's names, tokens, logits, loss, gradients) and
-optimizers.safetensors (a matrix and a vector, their gradients, and their values after each of five steps).
+optimizers.safetensors (a matrix and a vector, their gradients, and their values after each of five steps), and
+megatron-{uint16,int32}.{bin,idx} (three documents, the second of two sequences; end-of-text is 0).
 """
 
 from pathlib import Path
@@ -97,6 +99,21 @@ def optimizers() -> None:
     save_file(values, HERE / "optimizers.safetensors")
 
 
+def megatron() -> None:
+    """What Megatron-LM's preprocessing writes, by its own builder."""
+    import numpy as np
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    documents = [([5, 6, 7, 0], [4]), ([8, 9, 10, 11, 12, 0], [2, 4]), ([40, 41, 0], [3])]
+    for dtype in (np.uint16, np.int32):
+        path = HERE / f"megatron-{np.dtype(dtype).name}"
+        builder = IndexedDatasetBuilder(f"{path}.bin", dtype=dtype)
+        for ids, lengths in documents:
+            builder.add_document(torch.tensor(ids), lengths)
+        builder.finalize(f"{path}.idx")
+
+
 if __name__ == "__main__":
     gpt2()
     optimizers()
+    megatron()

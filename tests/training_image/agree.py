@@ -54,7 +54,8 @@ def main(image: str) -> int:
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in make_texts(80)))
     overrides = [*SMALL, *dataset_overrides(corpus, folder / "set"), f"tracking.uri={(folder / 'mlruns').as_uri()}"]
-    prepare(compose(overrides).dataset, make_console())
+    config = compose(overrides)
+    prepare(config.dataset, config.prepare, make_console())
     two = ["parallel=horovod", "cluster=local2"]
     reference = losses(sys.executable, [*overrides, f"run.directory={folder / 'here'}"], 1)
     assert len(reference["loss"]) == STEPS
