@@ -26,7 +26,12 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 
 def register() -> None:
     """Tells Hydra the schema's defaults and the resolver that conf/config.yaml uses."""
-    ConfigStore.instance().store(name="schema", node=defaults())
+    node = OmegaConf.create(defaults())
+    for section in node.values():
+        for key in section:
+            if isinstance(section._get_node(key), DictConfig):  # names of the user's own, which Hydra would refuse
+                section._get_node(key)._set_flag("struct", False)
+    ConfigStore.instance().store(name="schema", node=node)
     OmegaConf.register_new_resolver(
         "launch_mode", lambda processes: "MULTIRUN" if processes > 1 else None, replace=True
     )

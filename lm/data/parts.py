@@ -66,9 +66,11 @@ def _find(setting: str, source: str) -> List[InputFile]:
         paths = [path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)]
         return sorted(InputFile(str(path), path.stat().st_size) for path in paths)
     try:
-        return find(source, _suffixes())
+        found = find(source, _suffixes())
     except InputError as error:
         raise ConfigError([Problem((f"dataset.{setting}",), str(error), KINDS)]) from None
+    indexed = {file.url[: -len(".idx")] + ".bin" for file in found if file.kind == ".idx"}
+    return [file for file in found if file.url not in indexed]  # Megatron's .bin is read through its .idx
 
 
 def _suffixes() -> Tuple[str, ...]:
