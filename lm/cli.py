@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, List, Optional
 
 from lm import job
 from lm.config import ConfigError, Problem
@@ -38,6 +38,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
     nanogpt.add_argument("dataset", type=Path, metavar="DATASET", help="the prepared set's folder")
     nanogpt.add_argument("folder", type=Path, metavar="FOLDER", help="where the two files go")
     nanogpt.set_defaults(work=_to_nanogpt)
+
+    bench = commands.add_parser("bench", help="measure speed here").add_subparsers(required=True, metavar="WHAT")
+    data = bench.add_parser("data", help="lm prepare against a pipeline of Hugging Face's tokenizers")
+    data.add_argument("--megabytes", type=int, default=200, help="of text, found on this machine (%(default)s)")
+    data.add_argument("--vocabulary-size", type=int, default=32768, help="ids (%(default)s)")
+    data.add_argument("--rounds", type=int, default=1, help="of which the median counts (%(default)s)")
+    data.set_defaults(work=_bench_data)
+    loader = bench.add_parser("loader", help="feeding against training's appetite and the page cache")
+    loader.add_argument("--megabytes", type=int, default=1000, help="of tokens (%(default)s)")
+    loader.set_defaults(work=_bench_loader)
 
     track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
     replay = track.add_parser("replay", help="send what an outage kept from MLflow")
@@ -88,6 +98,29 @@ def _to_nanogpt(options: argparse.Namespace) -> int:
     for path in write_nanogpt(options.dataset, options.folder):
         print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
+
+
+def _bench_data(options: argparse.Namespace) -> int:
+    from lm.bench.data import bench_data
+
+    _keep("data", bench_data(options.megabytes, options.vocabulary_size, options.rounds, make_console()))
+    return 0
+
+
+def _bench_loader(options: argparse.Namespace) -> int:
+    from lm.start import import_tensorflow
+
+    import_tensorflow()
+    from lm.bench.loader import bench_loader
+
+    _keep("loader", bench_loader(options.megabytes, make_console()))
+    return 0
+
+
+def _keep(name: str, found: Any) -> None:
+    path = Path("outputs/bench") / f"{name}.json"
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{path}: the same as JSON")
 
 
 def _refuse_other_folder(folder: Path) -> None:

@@ -213,7 +213,7 @@ def _disagreements(config: Config) -> List[Problem]:
 
 
 def _mixture_disagreements(config: Config) -> List[Problem]:
-    """What a mixture's weights, epochs and sets say against each other. Whether there are such sources, the data says."""
+    """What a mixture's weights, epochs and sets say against each other; which sources there are the data says."""
     mixture = config.mixture
     problems = []
     if mixture.weights and mixture.epochs:

@@ -40,7 +40,8 @@ def test_empty_and_skippable_frames_are_passed_over(tmp_path: Path) -> None:
     first, second = good_records(2)
     pack = zstandard.ZstdCompressor().compress
     path = tmp_path / "odd.jsonl.zst"
-    path.write_bytes(skippable() + pack(b"") + pack(first) + pack(b"") * 3 + skippable(b"") + pack(second) + skippable())
+    frames = [skippable(), pack(b""), pack(first), pack(b"") * 3, skippable(b""), pack(second), skippable()]
+    path.write_bytes(b"".join(frames))
     assert content(path) == first + second
 
 
@@ -61,7 +62,8 @@ def test_a_file_cut_anywhere_is_never_taken_for_whole(frames: List[bytes], cut: 
     zst(path, frames)
     assert content(path) == b"".join(frames)
     whole = path.read_bytes()
-    ends = {sum(len(zstandard.ZstdCompressor().compress(frame)) for frame in frames[:n]) for n in range(len(frames) + 1)}
+    sizes = [len(zstandard.ZstdCompressor().compress(frame)) for frame in frames]
+    ends = {sum(sizes[:n]) for n in range(len(frames) + 1)}
     if len(whole) > cut and len(whole) - cut not in ends:
         path.write_bytes(whole[:-cut])
         with pytest.raises(InputError, match=r"is cut short: it ends at byte|is no zstd at byte"):
@@ -85,13 +87,13 @@ def test_a_long_window_is_read_or_names_what_it_needs(tmp_path: Path) -> None:
     (record,) = good_records(1)
     path = long_window(tmp_path / "long.jsonl.zst", record, 28)
     assert content(path, 2**28) == record
-    with pytest.raises(InputError, match=r"long.jsonl.zst: .* a window of 268,435,456 bytes .*max_window_bytes=268435456"):
+    with pytest.raises(InputError, match=r"long.jsonl.zst: .* window of 268,435,456 bytes .*_bytes=268435456"):
         content(path, 2**27)
 
 
 def test_text_that_is_no_zstd_is_named(tmp_path: Path) -> None:
     (tmp_path / "plain.jsonl.zst").write_bytes(b"plain text and more of it, no frame at all")
-    with pytest.raises(InputError, match="plain.jsonl.zst is no zstd at byte 0"):
+    with pytest.raises(InputError, match=r"plain\.jsonl\.zst is no zstd at byte 0"):
         content(tmp_path / "plain.jsonl.zst")
 
 
@@ -109,12 +111,12 @@ def test_a_gzip_that_is_cut_short_or_damaged_is_named(tmp_path: Path) -> None:
     path = gz(tmp_path / "a.jsonl.gz", [os.urandom(300_000)])
     whole = path.read_bytes()
     path.write_bytes(whole[:-4])
-    with pytest.raises(InputError, match="a.jsonl.gz is cut short"):
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz is cut short"):
         content(path)
     damaged = bytearray(whole)
     damaged[-6] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(InputError, match="a.jsonl.gz is damaged"):
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz is damaged"):
         content(path)
 
 
@@ -170,7 +172,7 @@ def test_s3(s3: str, tmp_path: Path) -> None:
         ("s3://pile/train/00.jsonl.zst", ".jsonl", "zstd"),
         ("s3://pile/train/01.jsonl", ".jsonl", ""),
     ]
-    assert found[0].bytes == path.stat().st_size
+    assert found[0].stored_bytes == path.stat().st_size
     assert find(f"{s3}/train/*.zst", ()) == found[:1]
     for file in found:
         assert b"".join(blocks(file, WINDOW)) == b"".join(records)

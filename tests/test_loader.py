@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, ClassVar, List, Tuple
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_a_batch_larger_than_several_blocks_is_filled(tmp_path: Path) -> None:
 class Slow(TokenStream):
     """As a network file system: every read takes 5 ms, however many there are at once."""
 
-    reads: List[int] = []
+    reads: ClassVar[List[int]] = []
     at_once = most_at_once = 0
     lock = threading.Lock()
 
@@ -181,5 +181,8 @@ def test_a_fault_in_a_block_reaches_the_run(tmp_path: Path) -> None:
     (tmp_path / "train-00002.bin").write_bytes(b"")
     feed = Feed(mixture, CONTEXT, 0, 4, 0, 4)
     with pytest.raises(DatasetError, match=r"train-00002\.bin ends at token"):
-        for number in range(10):
-            feed.batch(number)
+        np.concatenate([feed.batch(number) for number in range(10)])
+    with pytest.raises(DatasetError, match=r"train-00002\.bin ends at token"):
+        batches(mixture, 0, 10)
+    with pytest.raises(DatasetError, match=r"train-00002\.bin ends at token"):
+        list(evaluation_batches(mixture.components[0].stream, CONTEXT, 2, 0, 1))

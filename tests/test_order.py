@@ -34,7 +34,7 @@ def consumed(mix: Mixture, first_block: int, blocks: int) -> List[Tuple[int, int
     found: List[Tuple[int, int]] = []
     for block in range(first_block, first_block + blocks):
         runs, permutation = mix.block(block)
-        lying = [(number, run.first + at) for number, run in runs for at in range(run.count)]
+        lying = [(number, run.first + at) for number, run in runs for at in range(run.length)]
         found += [lying[place] for place in permutation]
     return found
 
@@ -123,7 +123,7 @@ def test_a_position_among_a_billion_sequences_is_found_without_listing_them() ->
     block, offset = mix.locate(position)
     runs, permutation = mix.block(block)
     assert mix.start(block) + offset == position
-    assert len(permutation) == sum(run.count for _, run in runs) == mix.start(block + 1) - mix.start(block)
+    assert len(permutation) == sum(run.length for _, run in runs) == mix.start(block + 1) - mix.start(block)
 
 
 GOLDEN = [(0, 3), (0, 2), (1, 2), (1, 1), (0, 4), (0, 5), (1, 0), (1, 0), (1, 2), (0, 6), (0, 1), (0, 0)]

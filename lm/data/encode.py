@@ -172,8 +172,8 @@ class _Encoder:
         bad = np.flatnonzero((ids < 0) | (ids >= self.tokenizer.vocabulary_size))
         if len(bad):
             raise InputError(
-                f"the input of tokens has the id {ids[bad[0]]}, and the tokenizer has {self.tokenizer.vocabulary_size}: "
-                "it is of another vocabulary (dataset.tokenizer)"
+                f"the input of tokens has the id {ids[bad[0]]}, and the tokenizer has "
+                f"{self.tokenizer.vocabulary_size}: it is of another vocabulary (dataset.tokenizer)"
             )
         return document, ids, self.tokenizer.decode_bytes(ids.tolist())
 

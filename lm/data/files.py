@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import zlib
-from pathlib import PurePosixPath
 from typing import IO, Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 import zstandard
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
@@ -27,22 +28,27 @@ class InputFile(NamedTuple):
     """A file and its size as it is stored."""
 
     url: str
-    bytes: int
+    stored_bytes: int
 
     @property
     def kind(self) -> str:
         """The suffix that tells the format, compression left out: ".jsonl" of a.jsonl.zst."""
-        path = PurePosixPath(self.url)
-        return PurePosixPath(path.stem).suffix if path.suffix in PACKED else path.suffix
+        return _kind(self.url)
 
     @property
     def packed(self) -> str:
         """zstd, gzip, or nothing."""
-        return PACKED.get(PurePosixPath(self.url).suffix, "")
+        return PACKED.get(os.path.splitext(self.url)[1], "")
 
     def open(self) -> IO[bytes]:
         fs, path = url_to_fs(self.url)
         return fs.open(path, "rb", **({} if is_local(fs) else {"cache_type": "readahead"}))
+
+
+@functools.lru_cache(maxsize=1024)  # asked for each record
+def _kind(url: str) -> str:
+    stem, suffix = os.path.splitext(url)
+    return os.path.splitext(stem)[1] if suffix in PACKED else suffix
 
 
 def is_local(fs: AbstractFileSystem) -> bool:
@@ -57,7 +63,7 @@ def find(source: str, suffixes: Tuple[str, ...]) -> List[InputFile]:
     found: List[InputFile] = []
     try:
         expanded = list(braceexpand(source))
-    except UnbalancedBracesError:
+    except ValueError:  # unbalanced: braces of a name
         expanded = [source]
     for one in expanded:
         try:
@@ -103,7 +109,7 @@ def blocks(
             yield from _gzip(file, stored, read)
         else:
             stored.seek(start)
-            left = (file.bytes if end is None else end) - start
+            left = (file.stored_bytes if end is None else end) - start
             while left > 0:
                 block = stored.read(min(READ_BYTES, left))
                 if not block:
@@ -114,7 +120,7 @@ def blocks(
 
 
 def _zstd(file: InputFile, stored: IO[bytes], max_window_bytes: int, read: Callable[[int], Any]) -> Iterator[bytes]:
-    """Every frame of a .zst, skippable and empty ones included. The library's own readers end in silence in mid-frame."""
+    """Every frame of a .zst, skippable and empty ones too. The library's own readers end in mid-frame in silence."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
     frame: Any = None
     position = 0

@@ -63,8 +63,8 @@ def rows(piece: Piece, columns: List[str], read: Reading) -> Iterator[Record]:
         try:
             parquet = ParquetFile(file)
             groups = parquet.num_row_groups
-            first = groups * piece.start // piece.file.bytes
-            end = groups * piece.end // piece.file.bytes
+            first = groups * piece.start // piece.file.stored_bytes
+            end = groups * piece.end // piece.file.stored_bytes
             wanted = [name for name in columns if name in parquet.schema_arrow.names]
             number = sum(parquet.metadata.row_group(group).num_rows for group in range(first))
             for group in range(first, end):
@@ -100,16 +100,9 @@ def plain_text(piece: Piece, max_window_bytes: int, read: Reading) -> Iterator[T
     """A text file in pieces for the encoder: whether each is of the part held out, which begins at a line."""
     cut = piece.end if piece.cut is None else _line_or_character(piece.file, piece.cut)
     for held_out, start, end in ((bool(piece.held_out), 0, cut), (True, cut, piece.end)):
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         plain = blocks(piece.file, max_window_bytes, start, end, read) if start < end else iter(())
-        texts = (decoder.decode(block) for block in plain)
-        for text in in_pieces(_and_last(texts, lambda decoder=decoder: decoder.decode(b"", final=True))):
+        for text in in_pieces(codecs.iterdecode(plain, "utf-8", "replace")):
             yield held_out, text
-
-
-def _and_last(texts: Iterable[str], last: Callable[[], str]) -> Iterator[str]:
-    yield from texts
-    yield last()
 
 
 def in_pieces(texts: Iterable[str]) -> Iterator[str]:
@@ -163,8 +156,8 @@ def _whole_records(piece: Piece, separator: bytes, max_window_bytes: int, read: 
 
 def _record_start(file: InputFile, at: int, separator: bytes) -> int:
     """The first place from `at` on where a record begins: after a separator's line break."""
-    if at == 0 or at >= file.bytes:
-        return min(at, file.bytes)
+    if at == 0 or at >= file.stored_bytes:
+        return min(at, file.stored_bytes)
     with file.open() as stored:
         stored.seek(at - 1)
         seen, base = b"", at - 1
@@ -174,7 +167,7 @@ def _record_start(file: InputFile, at: int, separator: bytes) -> int:
             if found >= 0:
                 return base + found + 1
             base, seen = base + len(seen) - len(separator) + 1, seen[len(seen) - len(separator) + 1 :]
-    return file.bytes
+    return file.stored_bytes
 
 
 def _lines(plain: Iterable[bytes]) -> Iterator[Tuple[int, Optional[bytes]]]:

@@ -28,8 +28,8 @@ def nanogpt_documents(file: InputFile, end_of_text: int, read: Reading) -> Itera
 
     Raises InputError for half a token.
     """
-    if file.bytes % NANOGPT_DTYPE.itemsize:
-        raise InputError(f"{file.url} has {file.bytes:,} bytes, and a token has {NANOGPT_DTYPE.itemsize}")
+    if file.stored_bytes % NANOGPT_DTYPE.itemsize:
+        raise InputError(f"{file.url} has {file.stored_bytes:,} bytes, and a token has {NANOGPT_DTYPE.itemsize}")
     waiting = np.empty(0, NANOGPT_DTYPE)
     with file.open() as stored:
         while block := stored.read(READ_BYTES):
@@ -50,7 +50,7 @@ def megatron_documents(file: InputFile, end_of_text: int, read: Reading) -> Iter
     """
     with file.open() as stored:
         index = stored.read()
-    read(file.bytes)
+    read(file.stored_bytes)
     fixed = len(MEGATRON_MAGIC) + 8 + 1 + 8 + 8
     if not index.startswith(MEGATRON_MAGIC) or len(index) < fixed:
         raise InputError(f"{file.url} is no index of Megatron's memory-mapped format")

@@ -5,17 +5,20 @@ Shapes: B batch, S = T + 1 tokens of a sequence: T inputs and T labels that over
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from lm.data.mixture import Mixture
+from lm.data.shards import DatasetError
 from lm.data.streams import TokenStream
 
 READERS = 16  # reads at once: what hides the latency of a network file system
 BATCHES_AHEAD = 8
+TOKENS_A_CALL, MOST_BATCHES_A_CALL = 2**17, 64  # small batches come from Python several at once
 
 
 class _Loaded(NamedTuple):
@@ -79,7 +82,7 @@ class Feed:
         runs, permutation = self.mixture.block(block)
         if not runs:  # a block of a few sequences may have none, and is never consumed then
             return _Loaded(np.empty([0, 0]), permutation)
-        sizes = [run.count * self.context + 1 for _, run in runs]
+        sizes = [run.length * self.context + 1 for _, run in runs]
         ends = np.cumsum(sizes)
         tokens = np.empty(int(ends[-1]), self.mixture.components[0].stream.dtype)
         reads = []
@@ -88,7 +91,7 @@ class Feed:
             part = tokens[end - size : end]
             stream = self.mixture.components[component].stream
             reads.append(self._readers.submit(stream.read_into, run.first * self.context, part))
-            starts.append(np.arange(run.count) * self.context + (end - size))
+            starts.append(np.arange(run.length) * self.context + (end - size))
         for read in wait(reads).done:
             read.result()
         item = tokens.dtype.itemsize
@@ -99,39 +102,51 @@ class Feed:
 
 def training_batches(
     mixture: Mixture, context: int, position: int, global_batch_sequences: int, replica: int, replicas: int
-) -> tf.data.Dataset:
+) -> Iterator[tf.Tensor]:
     """This replica's share of every global batch from a position on, without end: int32 [B, S].
 
     position: sequences consumed so far. Global batch n is the same set of sequences for any number of replicas.
+    Raises DatasetError for a damaged shard.
     """
     share = global_batch_sequences // replicas
+    together = min(MOST_BATCHES_A_CALL, max(1, TOKENS_A_CALL // (share * context)))
     feed = Feed(mixture, context, position, global_batch_sequences, replica * share, share)
 
-    def read(number: tf.Tensor) -> tf.Tensor:
-        tokens_BS = tf.numpy_function(lambda n: feed.batch(int(n)), [number], tf.int32)
-        tokens_BS.set_shape([share, context + 1])
-        return tokens_BS
+    faults: List[DatasetError] = []
 
-    return tf.data.Dataset.range(np.iinfo(np.int64).max).map(read).prefetch(BATCHES_AHEAD)
+    def several(call: np.int64) -> np.ndarray[Any, Any]:
+        with _kept(faults):
+            return np.stack([feed.batch(int(call) * together + number) for number in range(together)])
+
+    def read(call: tf.Tensor) -> tf.Tensor:
+        tokens_NBS = tf.numpy_function(several, [call], tf.int32)
+        tokens_NBS.set_shape([together, share, context + 1])
+        return tokens_NBS
+
+    calls = tf.data.Dataset.range(np.iinfo(np.int64).max // together).map(read).prefetch(1)
+    return _with_its_cause(calls.unbatch().prefetch(BATCHES_AHEAD), faults)
 
 
 def evaluation_batches(
     stream: TokenStream, context: int, batch_sequences: int, replica: int, replicas: int
-) -> tf.data.Dataset:
+) -> Iterator[Tuple[tf.Tensor, tf.Tensor]]:
     """Every token of a split but its first as a label, once: int32 [B, S] and float32 weights [B, T].
 
     All replicas get the same number of batches; what is missing at the end is padding of weight 0.
+    Raises DatasetError for a damaged shard.
     """
     labels = stream.tokens - 1
     sequences = -(-labels // context)
     steps = -(-sequences // (batch_sequences * replicas))
+    faults: List[DatasetError] = []
 
     def batch(step: np.int64) -> Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         first = (int(step) * replicas + replica) * batch_sequences
         count = max(0, min(batch_sequences * context, labels - first * context))
         tokens = np.zeros(batch_sequences * context + 1, np.int32)
         if count:
-            tokens[: count + 1] = stream.read(first * context, count + 1)
+            with _kept(faults):
+                tokens[: count + 1] = stream.read(first * context, count + 1)
         weights = (np.arange(batch_sequences * context) < count).astype(np.float32)
         return overlapping(tokens, context).copy(), weights.reshape(batch_sequences, context)
 
@@ -141,7 +156,26 @@ def evaluation_batches(
         weights.set_shape([batch_sequences, context])
         return tokens, weights
 
-    return tf.data.Dataset.range(steps).map(read).prefetch(2)
+    return _with_its_cause(tf.data.Dataset.range(steps).map(read).prefetch(2), faults)
+
+
+@contextlib.contextmanager
+def _kept(faults: List[DatasetError]) -> Iterator[None]:
+    """Keeps a fault, of which TensorFlow would pass on the words alone."""
+    try:
+        yield
+    except DatasetError as fault:
+        faults.append(fault)
+        raise
+
+
+def _with_its_cause(batches: tf.data.Dataset, faults: List[DatasetError]) -> Iterator[Any]:
+    try:
+        yield from batches
+    except tf.errors.OpError:
+        if faults:
+            raise faults[0] from None
+        raise
 
 
 def overlapping(tokens: np.ndarray[Any, Any], context: int) -> np.ndarray[Any, Any]:

@@ -83,7 +83,7 @@ class Mixture:
             for number, component in enumerate(self.components)
             for run in component.order.runs(self._given(component, block), self._given(component, block + 1))
         ]
-        count = sum(run.count for _, run in runs)
+        count = sum(run.length for _, run in runs)
         return Block(runs, generator(self.seed, block, block >> 32).permutation(count))
 
     def realised(self, position: int) -> Dict[str, int]:
@@ -92,7 +92,7 @@ class Mixture:
         counts = [self._given(component, block) for component in self.components]
         if offset:
             runs, permutation = self.block(block)
-            owners = np.repeat([number for number, _ in runs], [run.count for _, run in runs])
+            owners = np.repeat([number for number, _ in runs], [run.length for _, run in runs])
             consumed = np.bincount(owners[permutation[:offset]], minlength=len(counts))
             counts = [count + int(more) for count, more in zip(counts, consumed)]
         return self._by_group(counts)
@@ -174,7 +174,9 @@ def _ingredients(config: Config, folder: Path, manifest: Manifest) -> List[_Ingr
     names = list(settings.weights or settings.epochs)
     if not names:
         return [one for share in whole.values() for one in _streams("", share)]
-    known = {**whole, **{s.prefix + source: s._replace(sources=[source]) for s in whole.values() for source in s.sources}}
+    known = dict(whole)
+    for share in whole.values():
+        known.update({share.prefix + source: share._replace(sources=[source]) for source in share.sources})
     _check_names(settings, names, known)
     return [one for name in names if name in known for one in _streams(name, known[name])]
 

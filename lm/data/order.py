@@ -15,10 +15,10 @@ CHUNK_BYTES = 2**20  # a read of this size keeps a network file system busy
 
 
 class Run(NamedTuple):
-    """Neighbouring sequences: count of them from first on."""
+    """Neighbouring sequences, from first on."""
 
     first: int
-    count: int
+    length: int
 
 
 class Order:
@@ -50,9 +50,9 @@ class Order:
             place, offset = divmod(padded, size)
             chunk = int(chunks[place])
             begin = chunk * size
-            count = min(min(begin + size, self.sequences) - begin - offset, end - first)
-            found.append(Run(begin + offset, count))
-            first += count
+            length = min(min(begin + size, self.sequences) - begin - offset, end - first)
+            found.append(Run(begin + offset, length))
+            first += length
         return found
 
 

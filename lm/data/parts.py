@@ -16,7 +16,8 @@ from lm.schema import Dataset
 
 STDLIB = "python:stdlib"
 SPLIT_BYTES = 256 * 2**20  # files of records that are larger are shared among tasks, where the format allows
-JOIN_BYTES = 16 * 2**20  # neighbours that are smaller share a task
+JOIN_BYTES = 16 * 2**20  # neighbours that are smaller share a task, in bytes of text
+PACKED_RATIO = 4  # of text to what is stored, about, where a file is compressed
 FEW_TEXTS = 20  # below this many .txt files a split by file is too coarse
 KINDS = "a folder, a file, a URL, or a quoted glob of .jsonl(.zst|.gz), .parquet, .txt, .fasta(.gz), .bin or .idx files"
 
@@ -27,7 +28,7 @@ class Input:
 
     parts: List[List[Piece]]
     files: int
-    bytes: int
+    stored_bytes: int
     digest: str
 
 
@@ -50,11 +51,11 @@ def find_input(dataset: Dataset) -> Input:
         *_pieces(held_out, True, 0.0),
     ]
     root = common_prefix(files + held_out)
-    listing = "".join(f"{file.url[len(root) :]} {file.bytes}\n" for file in files + held_out)
+    listing = "".join(f"{file.url[len(root) :]} {file.stored_bytes}\n" for file in files + held_out)
     return Input(
         _join(pieces),
         len(files + held_out),
-        sum(file.bytes for file in files + held_out),
+        sum(file.stored_bytes for file in files + held_out),
         hashlib.sha256(listing.encode()).hexdigest()[:8],
     )
 
@@ -111,10 +112,10 @@ def _pieces(files: List[InputFile], held_out: bool | None, fraction: float) -> L
     pieces = []
     for file in files:
         folder = file.url[len(root) :].rpartition("/")[0].partition("/")[0] if file.kind in RECORDS else ""
-        cut = int(file.bytes * (1 - fraction)) if within else None
+        cut = int(file.stored_bytes * (1 - fraction)) if within else None
         shareable = not file.packed and file.kind in (*RECORDS, *FASTA)
-        shares = max(1, -(-file.bytes // SPLIT_BYTES)) if shareable else 1
-        borders = [file.bytes * share // shares for share in range(shares + 1)]
+        shares = max(1, -(-file.stored_bytes // SPLIT_BYTES)) if shareable else 1
+        borders = [file.stored_bytes * share // shares for share in range(shares + 1)]
         pieces += [Piece(file, start, end, held_out, cut, folder) for start, end in zip(borders, borders[1:])]
     return pieces
 
@@ -124,7 +125,8 @@ def _join(pieces: List[Piece]) -> List[List[Piece]]:
     parts: List[List[Piece]] = []
     room = 0
     for piece in pieces:
-        size = piece.end - piece.start
+        packed = piece.file.packed or piece.file.kind == ".parquet"
+        size = (piece.end - piece.start) * (PACKED_RATIO if packed else 1)
         if size > room:
             parts.append([])
             room = JOIN_BYTES

@@ -22,7 +22,7 @@ from lm.data.parts import Input, find_input
 from lm.data.shards import MANIFEST, PARTS, SPLITS, TOKENIZER, Manifest, read_manifest
 from lm.data.sources import Reader
 from lm.data.tokenizer import Tokenizer, TokenizerError, train
-from lm.data.workers import Display, run_tasks
+from lm.data.workers import Display, check_scheduler, run_tasks
 from lm.run import sync_folder, write_whole
 from lm.schema import Dataset, Prepare
 
@@ -109,8 +109,9 @@ def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console
     given = _given_tokenizer(dataset)
     text = find_input(dataset)
     _begin(folder, dataset, text)
-    console.print(f"preparing {folder}: {text.files:,} files, {text.bytes / 1e6:,.1f} MB")
+    console.print(f"preparing {folder}: {text.files:,} files, {text.stored_bytes / 1e6:,.1f} MB")
     try:
+        check_scheduler(how, folder)
         tokenizer = _tokenizer(folder, dataset, how, text, given)
         if tokenizer.slow:
             console.print(
@@ -118,7 +119,7 @@ def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console
                 "Hugging Face's tokenizers encode instead, at about a sixth of the speed"
             )
         tasks = [(f"{number:05d}", pieces) for number, pieces in enumerate(text.parts)]
-        with Display(console, text.bytes) as display:
+        with Display(console, text.stored_bytes) as display:
             parts = run_tasks(folder, tasks, dataset, how, display)
     except (ConfigError, InputError):
         if not any((folder / PARTS).glob("[0-9]*")):

@@ -50,7 +50,7 @@ class TokenStream:
 
     def _read_file(self, path: Path, first: int, tokens: np.ndarray[Any, Any]) -> None:
         """One read, the GIL free meanwhile; more only where a signal or the kernel cuts it short."""
-        room, offset = memoryview(tokens).cast("B"), first * self.dtype.itemsize
+        room, offset = memoryview(tokens.data).cast("B"), first * self.dtype.itemsize
         file = _open(path)
         while room:
             got = os.preadv(file.descriptor, [room], offset)

@@ -39,8 +39,8 @@ def verify(folder: Path, console: Console) -> str:
         faults.append(f"{folder / TOKENIZER} is not the tokenizer that the tokens are of")
     item = np.dtype(manifest.dtype).itemsize
     total = sum(manifest.totals(split).tokens for split in SPLITS) * item
-    columns = ["verifying", BarColumn(), DownloadColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress("verifying", *columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("verify", total=total)
         for part in manifest.parts:
             for split in SPLITS:

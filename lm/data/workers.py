@@ -23,6 +23,7 @@ from lm.schema import Dataset, Prepare
 Task = Tuple[str, List[Piece]]  # a part's name and its pieces
 TOPIC = "lm-prepare"
 RETRIES = 2  # of a task that failed for another reason than its input: a network, say
+ANSWER_SECONDS = 10.0  # to wait for a scheduler
 WORKERS_SECONDS = 30.0  # to wait for the first worker
 LINE_SECONDS = 30.0  # between lines of progress where there is no terminal
 
@@ -61,7 +62,7 @@ def _on_dask(
         )
     client = _connect(cluster, prepare, folder)
     try:
-        client.subscribe_topic(TOPIC, lambda event: display.update(Progress(**event[1])))
+        client.subscribe_topic(TOPIC, lambda event: display.update(Progress(**event[1]["progress"])))
         futures = {
             client.submit(
                 encode_task, str(folder.resolve()), name, pieces, dataset, prepare, threads, pure=False, retries=RETRIES
@@ -85,6 +86,12 @@ def _on_dask(
             cluster.close()
 
 
+def check_scheduler(prepare: Prepare, folder: Path) -> None:
+    """Refuses a scheduler that does not answer, before anything slow. Raises ConfigError."""
+    if prepare.dask_address is not None:
+        _connect(None, prepare, folder).close()
+
+
 def _connect(cluster: Any, prepare: Prepare, folder: Path) -> Any:
     """A client of the local cluster, or of the scheduler that the settings name, whose workers see the folder."""
     from distributed import Client
@@ -92,7 +99,7 @@ def _connect(cluster: Any, prepare: Prepare, folder: Path) -> Any:
 
     key, address = ("prepare.dask_address",), prepare.dask_address
     try:
-        client = Client(cluster or address, timeout=WORKERS_SECONDS)
+        client = Client(cluster or address, timeout=ANSWER_SECONDS)
     except (CommClosedError, OSError, ValueError) as error:
         text = f"prepare.dask_address={address} does not answer: {error}"
         raise ConfigError([Problem(key, text, "prepare.dask_address=tcp://HOST:PORT of a scheduler")]) from None
@@ -125,7 +132,7 @@ def encode_task(
     worker = get_worker()
 
     def report(progress: Progress) -> None:
-        worker.log_event(TOPIC, asdict(progress))
+        worker.log_event(TOPIC, {"progress": asdict(progress)})
 
     try:
         return encode_part(Path(folder), name, pieces, dataset, prepare, threads, report)

@@ -76,7 +76,7 @@ class _Waiting:
     """One source's tokens and documents, in the order in which they came. A document costs 16 bytes here."""
 
     def __init__(self, folder: Path) -> None:
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=folder)  # noqa: SIM115 - see close
+        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=str(folder))  # noqa: SIM115 - see close
         self.tokens = 0
         self.first_tokens, self.text_bytes = array("Q"), array("Q")
         self._begun = 0
