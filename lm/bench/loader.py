@@ -54,8 +54,8 @@ def bench_loader(megabytes: int, console: Console) -> Dict[str, float]:
             rate = _tokens_per_second(feed.batch, batch * context)
             shown = f"batch {batch} x {context}{name}"
             found[shown] = rate
-            megabytes = rate * 2 / 1e6
-            console.print(f"  {shown:<32} {rate / 1e6:8.1f} M tokens/s, {megabytes:8.1f} MB/s, {rate * 2 / raw:.0%}")
+            read = rate * 2 / 1e6
+            console.print(f"  {shown:<32} {rate / 1e6:8.1f} M tokens/s, {read:8.1f} MB/s, {rate * 2 / raw:.0%}")
     mixture = _mixture(path, tokens, 256, TokenStream)
     batches = training_batches(mixture, 256, 0, 8, 0, 1)
     found["tf.data"] = _tokens_per_second(lambda _: next(batches), 8 * 256)

@@ -79,7 +79,9 @@ def find(source: str, suffixes: Tuple[str, ...]) -> List[InputFile]:
             raise InputError(f"{one} cannot be listed: {type(error).__name__}: {error}") from error
         for name, info in files.items():
             url = name if is_local(fs) else fs.unstrip_protocol(name)
-            found.append(InputFile(url, int(info.get("size") or 0)))
+            if info.get("size") is None:
+                raise InputError(f"{url}: its server does not tell its size")
+            found.append(InputFile(url, int(info["size"])))
     return sorted(set(found))
 
 

@@ -14,7 +14,6 @@ context length to the training run, and are plainly readable: `numpy.fromfile(pa
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -167,9 +166,6 @@ class Manifest:
                     found[source.source] += _cut(paths, part.splits[split].shards, first, source.tokens)
                 first += source.tokens
         return [extent for source in sources for extent in found[source]]
-
-    def write(self, folder: Path) -> None:
-        (folder / MANIFEST).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
 
 def _cut(folder: Path, shards: List[Shard], first: int, tokens: int) -> List[Extent]:

@@ -37,15 +37,18 @@ def run_tasks(
 ) -> List[Part]:
     """Every part, in the order of the tasks.
 
-    Raises InputError of the first task that fails, ConfigError where the scheduler cannot be used, and RunFailed
-    where it loses a task's workers again and again.
+    Raises InputError of the first task that fails for its input, ConfigError where the scheduler cannot be used, and
+    RunFailed for a full disk, a lost network, or a task whose workers are lost again and again.
     """
-    if prepare.dask_address is None and (len(tasks) == 1 or cores() == 1 or prepare.workers == 1):
-        threads = prepare.workers or cores()
-        return [
-            encode_part(folder, name, pieces, dataset, prepare, threads, display.update) for name, pieces in tasks
-        ]
-    return _on_dask(folder, tasks, dataset, prepare, display)
+    try:
+        if prepare.dask_address is None and (len(tasks) == 1 or cores() == 1 or prepare.workers == 1):
+            threads = prepare.workers or cores()
+            return [
+                encode_part(folder, name, pieces, dataset, prepare, threads, display.update) for name, pieces in tasks
+            ]
+        return _on_dask(folder, tasks, dataset, prepare, display)
+    except OSError as error:  # a full disk, a network that stays away
+        raise RunFailed(f"{folder} is not finished, and goes on from here when started again: {error}") from error
 
 
 def _on_dask(

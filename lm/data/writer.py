@@ -13,7 +13,7 @@ import numpy as np
 
 from lm.data.shards import CHECKED_BYTES, DOCUMENT, PartSplit, Shard, SourceRange, documents_file
 
-IN_MEMORY_BYTES = 32 * 2**20  # of one source's tokens, before they go to a file of their own
+IN_MEMORY_BYTES = 8 * 2**20  # of one source's tokens, before they go to a file of their own
 COPY_BYTES = 2**23
 
 
