@@ -44,7 +44,7 @@ def begin(config: Config, plan: Plan) -> Tuple[RunFolder, bool]:
     mixture = check_fits(config, folder, manifest)
     if len(mixture.sequences()) > 1:
         sequences = plan.steps * plan.global_batch_sequences
-        console.print(table(f"mixture {config.mixture.name}", mixture.rows(sequences)))
+        console.print(table("what each source gives", mixture.rows(sequences)))
     if config.run.resume == "never":
         run.set_aside()
     run.lock()
