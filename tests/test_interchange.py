@@ -14,6 +14,7 @@ from test_prepare import documents_of, prepare_with
 
 from lm.cli import main
 from lm.config import ConfigError
+from lm.data import interchange
 from lm.data.files import InputError, InputFile
 from lm.data.interchange import megatron_documents, nanogpt_documents
 from lm.data.shards import read_manifest
@@ -21,6 +22,10 @@ from lm.data.streams import TokenStream
 from lm.data.tokenizer import Tokenizer
 
 GOLDEN = ROOT / "tests" / "golden"
+
+
+def _input(path: Path) -> InputFile:
+    return InputFile(str(path), path.stat().st_size)
 
 
 def nanogpt(path: Path, texts: List[str], tokenizer: Tokenizer) -> Path:
@@ -74,8 +79,6 @@ def test_ids_of_more_than_16_bits_are_no_nanogpt(tmp_path: Path, prepared: Path)
 
 
 def test_documents_across_reads_and_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm.data import interchange
-
     monkeypatch.setattr(interchange, "READ_BYTES", 10)
     monkeypatch.setattr(interchange, "PIECE_TOKENS", 12)
     ids = [*range(1, 30), 0, 0, 5, 6, 0, *range(1, 4)]
@@ -95,10 +98,12 @@ def test_half_a_token_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
-def test_megatrons_own_files_are_read(dtype: str) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 1000])
+def test_megatrons_own_files_are_read(dtype: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by megatron-core's IndexedDatasetBuilder (tests/golden/make_references.py)."""
+    monkeypatch.setattr(interchange, "INDEX_DOCUMENTS", at_once)
     path = GOLDEN / f"megatron-{dtype}.idx"
-    found = [ids.tolist() for ids, _ in megatron_documents(InputFile(str(path), path.stat().st_size), 0, int)]
+    found = [ids.tolist() for ids, _ in megatron_documents(_input(path), 0, int)]
     assert found == [[5, 6, 7], [8, 9, 10, 11, 12], [40, 41]]
 
 
@@ -132,14 +137,14 @@ def test_a_damaged_index_is_named(tmp_path: Path, damage: Any, said: str) -> Non
     shutil.copy(GOLDEN / "megatron-uint16.bin", tmp_path / "a.bin")
     (tmp_path / "a.idx").write_bytes(damage((GOLDEN / "megatron-uint16.idx").read_bytes()))
     with pytest.raises(InputError, match=said):
-        list(megatron_documents(InputFile(str(tmp_path / "a.idx"), 1), 0, int))
+        list(megatron_documents(_input(tmp_path / "a.idx"), 0, int))
 
 
 def test_tokens_that_end_too_soon_and_ids_of_another_vocabulary_are_named(tmp_path: Path, prepared: Path) -> None:
     shutil.copy(GOLDEN / "megatron-uint16.idx", tmp_path / "a.idx")
     (tmp_path / "a.bin").write_bytes((GOLDEN / "megatron-uint16.bin").read_bytes()[:-4])
     with pytest.raises(InputError, match=r"a.bin ends within sequence 3 of .*a.idx"):
-        list(megatron_documents(InputFile(str(tmp_path / "a.idx"), 1), 0, int))
+        list(megatron_documents(_input(tmp_path / "a.idx"), 0, int))
     np.array([5, 4000, 0], np.uint16).tofile(tmp_path / "b.bin")
     overrides = [
         "dataset=text",

@@ -24,7 +24,8 @@ COMMANDS = [
     for line in block.splitlines()
     if line.startswith("uv run ")
 ]
-QUICK = [command for command in COMMANDS if "mlflow ui" not in command and command != "uv run pytest"]
+OTHERS = ("mlflow ui", "uv run pytest", "lm prepare", "lm verify")  # each in a test of its own
+QUICK = [command for command in COMMANDS if not any(other in command for other in OTHERS)]
 
 pytestmark = pytest.mark.processes
 
@@ -38,7 +39,7 @@ def here(command: str) -> List[str]:
 
 def test_readme_has_its_commands() -> None:
     assert COMMANDS[:2] == ["uv run python train.py", "uv run pytest"]
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 11
 
 
 @pytest.mark.parametrize("command", QUICK)
@@ -63,6 +64,14 @@ def main_job(shown: str) -> None:
     # nothing but this project's own words reaches a new user's terminal
     assert "oneDNN" not in shown
     assert "alembic" not in shown
+
+
+def test_what_is_prepared_is_verified() -> None:
+    prepare, verify = (next(c for c in COMMANDS if name in c) for name in ("lm prepare", "lm verify"))
+    for command in (prepare, verify):
+        done = subprocess.run(here(command), capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+    assert "whole: 2 shards, " in done.stdout
 
 
 def test_mlflow_ui_starts() -> None:

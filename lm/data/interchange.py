@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 from typing import Any, Iterator, List, Tuple
 
@@ -17,9 +18,11 @@ from lm.data.streams import TokenStream
 NANOGPT_DTYPE = np.dtype("<u2")  # karpathy/nanoGPT, data/openwebtext/prepare.py: no header, no index
 NANOGPT_FILES = {"train": "train.bin", "validation": "val.bin"}
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"  # NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py
+MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type code, sequences, documents' borders
 MEGATRON_VERSION = 1
 MEGATRON_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are of floating point
 PIECE_TOKENS = 2**22
+INDEX_DOCUMENTS = 2**20  # of an .idx that are read at once
 Piece = Tuple[np.ndarray[Any, Any], bool]  # ids of a document, and whether it ends with them
 
 
@@ -48,34 +51,41 @@ def megatron_documents(file: InputFile, end_of_text: int, read: Reading) -> Iter
 
     Raises InputError for another format, and where index and tokens disagree.
     """
-    with file.open() as stored:
-        index = stored.read()
-    read(file.stored_bytes)
-    fixed = len(MEGATRON_MAGIC) + 8 + 1 + 8 + 8
-    if not index.startswith(MEGATRON_MAGIC) or len(index) < fixed:
-        raise InputError(f"{file.url} is no index of Megatron's memory-mapped format")
-    version, code = int(np.frombuffer(index, "<u8", 1, 9)[0]), index[17]
-    if version != MEGATRON_VERSION or code not in MEGATRON_DTYPES:
-        raise InputError(f"{file.url}: version {version} with type code {code} is not known")
-    sequences, borders = (int(count) for count in np.frombuffer(index, "<u8", 2, 18))
-    if len(index) < fixed + sequences * 12 + borders * 8:
-        raise InputError(f"{file.url} is cut short: {len(index):,} bytes for {sequences:,} sequences")
-    lengths = np.frombuffer(index, "<i4", sequences, fixed)
-    pointers = np.frombuffer(index, "<i8", sequences, fixed + sequences * 4)
-    documents = np.frombuffer(index, "<i8", borders, fixed + sequences * 12)
-    dtype = np.dtype(MEGATRON_DTYPES[code])
     tokens = InputFile(file.url[: -len(".idx")] + ".bin", 0)
-    with tokens.open() as stored:
-        for first, end in zip(documents, documents[1:]):
-            parts = [np.empty(0, dtype)]
-            for sequence in range(int(first), int(end)):
-                stored.seek(int(pointers[sequence]))
-                wanted = int(lengths[sequence]) * dtype.itemsize
-                block = stored.read(wanted)
-                if len(block) != wanted:
-                    raise InputError(f"{tokens.url} ends within sequence {sequence:,} of {file.url}")
-                parts.append(np.frombuffer(block, dtype))
-            yield from ((ids, True) for ids in _cut_after(np.concatenate(parts), end_of_text) if len(ids))
+    with file.open() as index, tokens.open() as stored:
+        header = index.read(MEGATRON_HEADER.size)
+        if not header.startswith(MEGATRON_MAGIC) or len(header) < MEGATRON_HEADER.size:
+            raise InputError(f"{file.url} is no index of Megatron's memory-mapped format")
+        _, version, code, sequences, borders = MEGATRON_HEADER.unpack(header)
+        if version != MEGATRON_VERSION or code not in MEGATRON_DTYPES:
+            raise InputError(f"{file.url}: version {version} with type code {code} is not known")
+        dtype = np.dtype(MEGATRON_DTYPES[code])
+        pointers_at = MEGATRON_HEADER.size + sequences * 4
+        borders_at = pointers_at + sequences * 8
+        if file.stored_bytes < borders_at + borders * 8:
+            raise InputError(f"{file.url} is cut short: {file.stored_bytes:,} bytes for {sequences:,} sequences")
+
+        def array(kind: str, at: int, first: int, end: int) -> np.ndarray[Any, Any]:
+            item = np.dtype(kind)
+            index.seek(at + first * item.itemsize)
+            return np.frombuffer(index.read((end - first) * item.itemsize), item)
+
+        for first in range(0, borders - 1, INDEX_DOCUMENTS):  # an index may be larger than memory
+            of_documents = array("<i8", borders_at, first, min(first + INDEX_DOCUMENTS + 1, borders))
+            begin, end = int(of_documents[0]), int(of_documents[-1])
+            lengths = array("<i4", MEGATRON_HEADER.size, begin, end)
+            pointers = array("<i8", pointers_at, begin, end)
+            for start, stop in zip(of_documents - begin, of_documents[1:] - begin):
+                parts = [np.empty(0, dtype)]
+                for sequence in range(int(start), int(stop)):
+                    stored.seek(int(pointers[sequence]))
+                    wanted = int(lengths[sequence]) * dtype.itemsize
+                    block = stored.read(wanted)
+                    if len(block) != wanted:
+                        raise InputError(f"{tokens.url} ends within sequence {begin + sequence:,} of {file.url}")
+                    parts.append(np.frombuffer(block, dtype))
+                yield from ((ids, True) for ids in _cut_after(np.concatenate(parts), end_of_text) if len(ids))
+    read(file.stored_bytes)
 
 
 def _cut_after(ids: np.ndarray[Any, Any], end_of_text: int) -> List[np.ndarray[Any, Any]]:
