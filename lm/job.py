@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from lm.config import ConfigError, Problem
-from lm.data.shards import DatasetError, Manifest, read_manifest
+from lm.data.shards import DatasetError, Manifest, output_folder, read_manifest
 from lm.plan import Plan
 from lm.report import closing_rows, make_console, table
 from lm.run import RunFailed, RunFolder, run_folder
@@ -64,8 +64,6 @@ def is_done(summary: Dict[str, Any], plan: Plan) -> bool:
 
 def data_of(config: Config) -> Tuple[Path, Manifest]:
     """The prepared set that `begin` left. Raises DatasetError where it is damaged."""
-    from lm.data.prepare import output_folder
-
     folder = output_folder(config.dataset)
     return folder, read_manifest(folder)
 

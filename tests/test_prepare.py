@@ -18,8 +18,16 @@ from lm.config import ConfigError
 from lm.data import encode, parts
 from lm.data.files import InputError
 from lm.data.fit import check_fits
-from lm.data.prepare import BEGUN, output_folder, prepare
-from lm.data.shards import DOCUMENT, PARTS, DatasetError, Manifest, documents_file, read_manifest
+from lm.data.prepare import BEGUN, prepare
+from lm.data.shards import (
+    DOCUMENT,
+    PARTS,
+    DatasetError,
+    Manifest,
+    documents_file,
+    output_folder,
+    read_manifest,
+)
 from lm.data.streams import TokenStream
 from lm.data.tokenizer import Tokenizer
 from lm.report import make_console

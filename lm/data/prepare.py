@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -19,7 +18,16 @@ from lm.config import ConfigError, Problem
 from lm.data.encode import token_dtype
 from lm.data.files import InputError
 from lm.data.parts import Input, find_input
-from lm.data.shards import MANIFEST, PARTS, SPLITS, TOKENIZER, Manifest, read_manifest
+from lm.data.shards import (
+    MANIFEST,
+    PARTS,
+    SPLITS,
+    TOKENIZER,
+    Manifest,
+    output_folder,
+    read_manifest,
+    settings_of,
+)
 from lm.data.sources import Reader
 from lm.data.tokenizer import Tokenizer, TokenizerError, train
 from lm.data.workers import Display, check_scheduler, run_tasks
@@ -30,19 +38,6 @@ BEGUN = "preparing.json"  # there from the first byte to the manifest: what is b
 SAMPLE_BYTES = 100 * 2**20  # of text that the tokenizer learns from
 SAMPLED_PARTS = 64  # spread over the input
 PROBED_RECORDS = 1000
-
-
-def settings_of(dataset: Dataset) -> Dict[str, Any]:
-    """The settings that decide a dataset's content."""
-    return {key: value for key, value in dataclasses.asdict(dataset).items() if key != "output"}
-
-
-def output_folder(dataset: Dataset) -> Path:
-    """Where the prepared set is: dataset.output, or a name made of the settings."""
-    if dataset.output is not None:
-        return Path(dataset.output)
-    digest = hashlib.sha256(json.dumps(settings_of(dataset), sort_keys=True).encode()).hexdigest()[:8]
-    return Path("outputs") / "datasets" / f"{dataset.name}-{digest}"
 
 
 def prepare(dataset: Dataset, how: Prepare, console: Console, wait: bool = True) -> Tuple[Path, Manifest]:

@@ -14,6 +14,7 @@ context length to the training run, and are plainly readable: `numpy.fromfile(pa
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
+
+from lm.schema import Dataset
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -178,6 +181,19 @@ def _cut(folder: Path, shards: List[Shard], first: int, tokens: int) -> List[Ext
             extents.append(Extent(folder / shard.file, start - begin, end - start))
         begin += shard.tokens
     return extents
+
+
+def settings_of(dataset: Dataset) -> Dict[str, Any]:
+    """The settings that decide a dataset's content."""
+    return {key: value for key, value in dataclasses.asdict(dataset).items() if key != "output"}
+
+
+def output_folder(dataset: Dataset) -> Path:
+    """Where the prepared set is: dataset.output, or a name made of the settings."""
+    if dataset.output is not None:
+        return Path(dataset.output)
+    digest = hashlib.sha256(json.dumps(settings_of(dataset), sort_keys=True).encode()).hexdigest()[:8]
+    return Path("outputs") / "datasets" / f"{dataset.name}-{digest}"
 
 
 def read_manifest(folder: Path) -> Manifest:
