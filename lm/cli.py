@@ -41,12 +41,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
     bench = commands.add_parser("bench", help="measure speed here").add_subparsers(required=True, metavar="WHAT")
     data = bench.add_parser("data", help="lm prepare against a pipeline of Hugging Face's tokenizers")
-    data.add_argument("--megabytes", type=int, default=200, help="of text, found on this machine (%(default)s)")
-    data.add_argument("--vocabulary-size", type=int, default=32768, help="ids (%(default)s)")
-    data.add_argument("--rounds", type=int, default=1, help="of which the median counts (%(default)s)")
+    data.add_argument("--megabytes", type=_positive, default=200, help="of text, found on this machine (%(default)s)")
+    data.add_argument("--vocabulary-size", type=_positive, default=32768, help="ids (%(default)s)")
+    data.add_argument("--rounds", type=_positive, default=1, help="of which the median counts (%(default)s)")
     data.set_defaults(work=_bench_data)
     loader = bench.add_parser("loader", help="feeding against training's appetite and the page cache")
-    loader.add_argument("--megabytes", type=int, default=1000, help="of tokens (%(default)s)")
+    loader.add_argument("--megabytes", type=_positive, default=1000, help="of tokens (%(default)s)")
     loader.set_defaults(work=_bench_loader)
 
     track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
@@ -56,6 +56,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
     options = parser.parse_args(arguments)
     return job.status_of(lambda: options.work(options))
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is no positive whole number")
+    return int(text)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def status_of(work: Callable[[], int]) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return REFUSED
-    except (RunFailed, DatasetError) as error:
+    except (RunFailed, DatasetError, OSError) as error:  # a file system's own words say what and where
         print(f"failed: {error}", file=sys.stderr)
         return FAILED
 

@@ -134,8 +134,38 @@ def test_folders_globs_and_braces(tmp_path: Path) -> None:
     assert names(".") == ["00.jsonl.zst", "01.jsonl.zst", "02.jsonl.gz", "deep/er/03.jsonl"]
     assert names("*.zst") == names("{00..01}.jsonl.zst") == ["00.jsonl.zst", "01.jsonl.zst"]
     assert names("**/*.jsonl") == ["deep/er/03.jsonl"]
-    assert names("{00,02}.jsonl.{zst,gz}") == ["00.jsonl.zst", "02.jsonl.gz"]
+    assert names("{00.jsonl.zst,02.jsonl.gz}") == ["00.jsonl.zst", "02.jsonl.gz"]
     assert names("nothing*") == []
+    with pytest.raises(InputError, match=r"02\.jsonl\.zst is not there, and .* names it"):
+        names("{00..02}.jsonl.zst")
+
+
+def test_links_are_followed_and_brackets_can_be_names(tmp_path: Path) -> None:
+    """As the cache of Hugging Face's hub has them: files and folders that are links."""
+    (tmp_path / "blobs").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "blobs" / name).write_bytes(b"x")
+    snapshot = tmp_path / "snap[1]"
+    snapshot.mkdir()
+    (snapshot / "a.jsonl").symlink_to(tmp_path / "blobs" / "a")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "b.jsonl").symlink_to(tmp_path / "blobs" / "b")
+    (snapshot / "deep").symlink_to(tmp_path / "far")
+    assert len(find(str(snapshot), (".jsonl",))) == 2
+    assert len(find(str(tmp_path / "*" / "*.jsonl"), (".jsonl",))) == 2
+    assert len(find(str(snapshot / "a.jsonl"), (".jsonl",))) == 1
+
+
+def test_what_swells_comes_in_bounded_blocks(tmp_path: Path) -> None:
+    """A gigabyte of the same line in some kilobytes."""
+    path = tmp_path / "swells.jsonl.zst"
+    with open(path, "wb") as file, zstandard.ZstdCompressor().stream_writer(file) as packed:
+        for _ in range(1024):
+            packed.write(b"the same line again\n" * 52429)
+    assert path.stat().st_size < 200_000
+    sizes = [len(block) for block in blocks(InputFile(str(path), path.stat().st_size), WINDOW)]
+    assert sum(sizes) == 1024 * 52429 * 20
+    assert max(sizes) <= 33 * 2**20
 
 
 
@@ -168,6 +198,7 @@ def test_s3(s3: str, tmp_path: Path) -> None:
     client.upload_file(str(path), "pile", "train/00.jsonl.zst")
     client.put_object(Bucket="pile", Key="train/01.jsonl", Body=b"".join(records))
     found = find(f"{s3}/train", (".jsonl", ".jsonl.zst"))
+    assert all(file.version for file in found)  # its ETag
     assert [(file.url, file.kind, file.packed) for file in found] == [
         ("s3://pile/train/00.jsonl.zst", ".jsonl", "zstd"),
         ("s3://pile/train/01.jsonl", ".jsonl", ""),
@@ -194,4 +225,6 @@ def test_http(tmp_path: Path) -> None:
         assert [file.url for file in found] == [f"{root}/00.jsonl.zst", f"{root}/01.jsonl.zst"]
         assert b"".join(blocks(found[1], WINDOW)) == b"".join(records)
         assert find(root + "/02.jsonl.zst", ()) == []
+        with pytest.raises(InputError, match=r"02\.jsonl\.zst is not there"):
+            find(root + "/{01..02}.jsonl.zst", ())
         server.shutdown()

@@ -99,6 +99,24 @@ def test_several_sets_by_name(tmp_path: Path, pile: List[str], sources_apart: No
     assert found == pytest.approx({"mine/Words": 0.5, "text": 0.5}, abs=1e-4)
 
 
+def test_the_order_in_which_weights_are_typed_changes_nothing(pile: List[str], sources_apart: None) -> None:
+    one = mixture_of(pile, "mixture.weights={Github: 3, ArXiv: 1}")
+    other = mixture_of(pile, "mixture.weights={ArXiv: 1, Github: 3}")
+    assert [component.group for component in one.components] == [component.group for component in other.components]
+
+
+def test_a_source_that_is_called_as_the_dataset(pile: List[str], sources_apart: None, tmp_path: Path) -> None:
+    texts = make_texts(60, seed=2)
+    lines = [record(text) for text in texts[:20]] + [json.dumps({"text": text}).encode() + b"\n" for text in texts[20:]]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    overrides = dataset_overrides(tmp_path / "a.jsonl", tmp_path / "set")
+    config = compose(overrides)
+    prepare(config.dataset, config.prepare, make_console())
+    whole = mixture_of(overrides, "mixture.weights={text: 1}").sequences()
+    part = mixture_of(overrides, "mixture.weights={text/text: 1}").sequences()
+    assert 0 < part["text/text"] < whole["text"]
+
+
 def test_a_set_with_another_tokenizer_is_refused(tmp_path: Path, pile: List[str]) -> None:
     sets = another_set(tmp_path, pile, "dataset.tokenizer=null")
     with pytest.raises(ConfigError, match=r"mixture.sets.mine=.* has another tokenizer"):
@@ -110,8 +128,9 @@ def test_a_set_with_another_tokenizer_is_refused(tmp_path: Path, pile: List[str]
     [
         (["mixture.weights={GitHub: 1}"], "mixture.weights names GitHub, which no prepared set has"),
         (["mixture.weights={GitHub: 1}"], "did you mean Github?"),
-        (["mixture.weights={text: 1, Github: 1}"], "mixture.weights has Github twice: as text and as Github"),
+        (["mixture.weights={text: 1, Github: 1}"], "mixture.weights has Github twice: as Github and as text"),
         (["mixture.epochs={Books3: 1}", "mixture.on_absent=skip"], "mixture.epochs names no source that there is"),
+        (["mixture.epochs={Github: 1e-9, ArXiv: 1}"], "mixture.epochs of Github is less than one sequence"),
         (["mixture.sets={mine: nowhere}"], "mixture.sets.mine=nowhere is no prepared dataset"),
         (["mixture.weights={Github: 0}"], "mixture.weights has 0.0 for Github, and a share is above 0"),
         (["mixture.weights={Github: 1}", "mixture.epochs={ArXiv: 1}"], "are both given"),

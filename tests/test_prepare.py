@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 from conftest import SMALL, dataset_overrides, make_texts, train_py
 from inputs import ODDITIES, good_records, record, zst
+from rich.console import Console
 
 from lm.compose import compose
 from lm.config import ConfigError
-from lm.data import encode, parts
+from lm.data import encode, parts, workers
 from lm.data.files import InputError
 from lm.data.fit import check_fits
 from lm.data.prepare import BEGUN, prepare
@@ -102,9 +104,9 @@ def test_the_bytes_do_not_depend_on_the_workers(tmp_path: Path, monkeypatch: pyt
     source = tmp_path / "source.jsonl"
     source.write_bytes(b"".join(record(text, f"set {n % 3}") for n, text in enumerate(make_texts(80))))
     found = []
-    for workers in (1, 2, 3):
-        folder = tmp_path / str(workers)
-        prepare_with(*dataset_overrides(source, folder), f"prepare.workers={workers}")
+    for count in (1, 2, 3):
+        folder = tmp_path / str(count)
+        prepare_with(*dataset_overrides(source, folder), f"prepare.workers={count}")
         found.append(files_of(folder))
     assert found[0] == found[1] == found[2]
     assert f"{PARTS}/00003/train-00000.bin" in found[0]
@@ -302,6 +304,72 @@ def test_an_interrupted_preparation_goes_on_with_what_is_not_done(
     prepare_with(*overrides)
     assert done.stat().st_mtime_ns == before
     assert files_of(tmp_path / "set") == files_of(reference)
+
+
+def test_files_that_change_under_a_preparation_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same names and sizes, other contents: what was done and what is to come would not belong together."""
+    monkeypatch.setattr(parts, "JOIN_BYTES", 1)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(map(record, make_texts(30))))
+    overrides = [*dataset_overrides(tmp_path / "*.jsonl", tmp_path / "set"), "prepare.workers=1"]
+
+    def killed(folder: Path) -> None:
+        if ".00001" in folder.name:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "_sync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_with(*overrides)
+    (tmp_path / "a.jsonl").rename(tmp_path / "c")
+    (tmp_path / "b.jsonl").rename(tmp_path / "a.jsonl")
+    (tmp_path / "c").rename(tmp_path / "b.jsonl")
+    with pytest.raises(ConfigError, match="have changed since"):
+        prepare_with(*overrides)
+
+
+@pytest.mark.parametrize("output", ["a_file", "a_file/set", "/proc/nowhere/set"])
+def test_an_output_that_cannot_be_is_refused(tmp_path: Path, output: str) -> None:
+    Path("a_file").write_text("x")
+    with pytest.raises(ConfigError, match=f"dataset.output={output} cannot be written"):
+        prepared_from(make_texts(3), tmp_path, f"dataset.output={output}")
+
+
+def test_memory_does_not_grow_with_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources that do not fit in memory wait in a file, and the set has the same bytes."""
+    from lm.data import writer
+
+    source = tmp_path / "source.jsonl"
+    source.write_bytes(b"".join(record(text, f"set {n % 30}") for n, text in enumerate(make_texts(300))))
+    found = []
+    for budget in (2**26, 5_000):
+        monkeypatch.setattr(writer, "IN_MEMORY_BYTES", budget)
+        folder, _ = prepare_with(*dataset_overrides(source, tmp_path / str(budget)))
+        found.append(files_of(folder))
+    assert found[0] == found[1]
+
+
+def test_progress_reaches_the_display_from_dasks_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "JOIN_BYTES", 1)
+    for number in range(3):
+        (tmp_path / f"{number}.jsonl").write_bytes(b"".join(map(record, make_texts(30))) + b"[]\n")
+    told: List[Any] = []
+    monkeypatch.setattr(workers.Display, "update", lambda self, progress: told.append(progress))
+    prepare_with(*dataset_overrides(tmp_path / "*.jsonl", tmp_path / "set"), "prepare.workers=2")
+    done = {progress.part: progress for progress in told if progress.done}
+    assert sorted(done) == ["00000", "00001", "00002"]
+    assert all(progress.rejected == {"not a JSON object": 1} for progress in done.values())
+    assert sum(progress.documents for progress in done.values()) == 90
+
+
+def test_progress_is_told_in_numbers(tmp_path: Path) -> None:
+    console = Console(width=200, file=io.StringIO(), force_terminal=True)
+    with workers.Display(console, 1000) as display:
+        display.update(encode.Progress("00000", 400, 2_000_000, 12, {"not JSON": 3}))
+        display.update(encode.Progress("00001", 600, 2_000_000, 8, {"not JSON": 1, "empty text": 2}, done=True))
+        shown = display._numbers(list(display._tasks.values()))
+    assert "MB/s of text, 20 documents, 4 not JSON, 2 empty text" in shown
+    assert "encoding" in console.file.getvalue()
 
 
 def test_files_that_the_manifest_does_not_match_are_refused(tmp_path: Path) -> None:

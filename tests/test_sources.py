@@ -22,7 +22,7 @@ from lm.data import formats, parts
 from lm.data.files import InputError, InputFile
 from lm.data.formats import Piece, in_pieces
 from lm.data.parts import find_input
-from lm.data.sources import SURROGATE, Document, Reader
+from lm.data.sources import REPLACED, SURROGATE, Document, Reader
 from lm.data.tokenizer import Tokenizer, train
 
 
@@ -232,6 +232,49 @@ def test_fasta_is_letters_alone(tmp_path: Path) -> None:
     assert reads.rejected["no > before this line: not FASTA"] == 1
 
 
+def test_a_text_in_another_encoding_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("naïve".encode("latin-1"))
+    reads = reader()
+    assert not list(reads.documents(whole(tmp_path / "a.txt")))
+    assert reads.rejected == {"not UTF-8": 1}
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfwith a mark")
+    assert texts_of(reads.documents(whole(tmp_path / "a.txt"))) == ["with a mark"]
+    (tmp_path / "a.txt").write_bytes("naïve".encode("utf-16"))
+    with pytest.raises(InputError, match=r"a\.txt:1: not UTF-8"):
+        list(reader("dataset.on_bad_record=error").documents(whole(tmp_path / "a.txt")))
+
+
+def test_bytes_that_are_not_utf8_far_into_a_text_are_replaced_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "PIECE_CHARACTERS", 5000)
+    text = "".join(make_texts(40))
+    (tmp_path / "a.txt").write_bytes(text.encode() + b"\xff\xfe end")
+    reads = reader()
+    assert texts_of(reads.documents(whole(tmp_path / "a.txt"))) == [text + "\ufffd\ufffd end"]
+    assert reads.rejected == {REPLACED: 1}
+
+
+def test_a_sequence_too_long_to_hold_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "MAX_RECORD_BYTES", 3_000_000)
+    lines = b"".join(b"A" * 60 + b"\n" for _ in range(60_000))
+    (tmp_path / "a.fasta").write_bytes(b">one\n" + lines + b">two\nACD\n>three\n" + b"A" * 4_000_000 + b"\n>four\nEF\n")
+    reads = reader()
+    assert texts_of(reads.documents(whole(tmp_path / "a.fasta"))) == ["ACD", "EF"]
+    assert list(reads.rejected.values()) == [2]
+
+
+def test_damaged_parquet_pages_are_named(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": make_texts(200)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="snappy")
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    for at in range(200, 2000):
+        content[at] ^= 0x55
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.parquet is damaged"):
+        list(reader().documents(whole(tmp_path / "a.parquet")))
+
+
 def test_a_text_of_any_size_is_one_document_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "READ_BYTES", 1000)
     monkeypatch.setattr(formats, "PIECE_CHARACTERS", 5000)
@@ -284,6 +327,21 @@ def test_input_that_cannot_be_is_refused(overrides: List[str], said: str) -> Non
     with pytest.raises(ConfigError) as error:
         find_input(compose(["dataset=text", *overrides]).dataset)
     assert said in str(error.value)
+
+
+def test_an_empty_file_may_come_first(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "b.txt").write_text("text")
+    (pieces,) = find_input(compose(["dataset=text", f"dataset.source={tmp_path}"]).dataset).parts
+    assert len(pieces) == 2
+
+
+def test_megatrons_bin_is_not_taken_for_nanogpts(tmp_path: Path, prepared: Path) -> None:
+    for name in ("a.bin", "a.idx"):
+        (tmp_path / name).write_bytes(b"1234")
+    overrides = [f"dataset.source={tmp_path}/*.bin", f"dataset.tokenizer={prepared / 'tokenizer.json'}"]
+    with pytest.raises(ConfigError, match=r"a\.bin has its \.idx beside it"):
+        find_input(compose(["dataset=text", *overrides]).dataset)
 
 
 def test_the_standard_library_is_found() -> None:

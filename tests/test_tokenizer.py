@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Dict
 
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from inputs import ODDITIES
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from lm.data.tokenizer import Tokenizer, TokenizerError, train
+from lm.data.tokenizer import Tokenizer, TokenizerError, check_encodes, train
 
+HALF = {"model": {"vocab": {"<|endoftext|>": 0}}, "added_tokens": []}  # no merges
 LITERAL = "<|endoftext|> is text <|endoftext|>"
 # cl100k's split (openai/tiktoken, openai_public.py), as Llama 3's and Qwen's tokenizer.json spell it
 CL100K = (
@@ -128,6 +130,36 @@ def test_what_tiktoken_cannot_express_is_encoded_by_hugging_face(gpt2: Path, tmp
     assert ours.decode(ours.encode("        é and e\u0301")) == "        é and é"
 
 
+def test_a_separator_that_is_not_called_special_is_one_all_the_same(gpt2: Path, tmp_path: Path) -> None:
+    stored = json.loads(neox_like(gpt2, tmp_path).read_text())
+    for token in stored["added_tokens"]:
+        token["special"] = False
+    (tmp_path / "plain.json").write_text(json.dumps(stored))
+    ours = Tokenizer(tmp_path / "plain.json")
+    assert ours.end_of_text not in ours.encode(LITERAL)
+    assert ours.decode(ours.encode(LITERAL)) == LITERAL
+    check_encodes(ours)
+
+
+def test_a_million_spaces_do_not_end_a_preparation(gpt2: Path) -> None:
+    """They overflow the stack of tiktoken's regular expressions."""
+    ours = Tokenizer(gpt2)
+    text = "x" + " " * 1_000_000 + "y" + "\n" * 1_000_000
+    ids = ours.encode(text)
+    assert ours.decode(ids) == text
+    theirs = tokenizers.Tokenizer.from_file(str(gpt2))
+    assert ids.tolist() == theirs.encode(text).ids
+
+
+def test_decoding_needs_no_library(gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training image has no tokenizers, and samples text at a run's end."""
+    path = neox_like(gpt2, tmp_path)
+    ids = [*Tokenizer(path).encode("    naïve \U0001f336"), 10**6]
+    for name in ("tokenizers", "tiktoken"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert Tokenizer(path).decode(ids) == "    naïve \U0001f336"
+
+
 @pytest.mark.parametrize(
     ("changes", "slow"),
     [
@@ -161,6 +193,7 @@ def test_merges_out_of_the_order_of_ids_are_left_to_hugging_face(trained: Path, 
         ("[]", "is no tokenizer.json"),
         (json.dumps({"model": {"type": "WordPiece", "vocab": {}}, "added_tokens": []}), "not a byte-level BPE"),
         (json.dumps({"model": {"type": "BPE", "vocab": {"a": 0}}, "added_tokens": []}), "not a byte-level BPE"),
+        (json.dumps({**HALF, "pre_tokenizer": {"type": "ByteLevel"}}), "is no tokenizer.json .KeyError"),
     ],
 )
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: str, said: str) -> None:

@@ -107,7 +107,7 @@ def move_a_document(part: Path) -> None:
         (resize("train-00001.bin", -10 * MIB), "train-00001.bin has 0 bytes; the manifest says "),
         (flip("train.documents.bin", 40), "train.documents.bin has another SHA-256 than the manifest says"),
         (lambda part: (part / "validation-00000.bin").unlink(), "validation-00000.bin is missing"),
-        (flip("../../tokenizer.json", 100), "tokenizer.json is not the tokenizer that the tokens are of"),
+        (flip("../../tokenizer.json", 100), "tokenizer.json is missing, or is not the tokenizer that the tokens"),
         (edit_manifest, "bytes of text, the manifest says"),
         (move_a_document, "they part at row 7"),
     ],
@@ -124,7 +124,17 @@ def test_a_changed_shard_without_its_crcs_is_still_found(damaged: Path, capsys: 
     flip("train-00000.bin", 5)(damaged)
     (damaged / "train-00000.bin.crc32").unlink()
     assert main(["verify", str(damaged.parent.parent)]) == 1
-    assert "train-00000.bin has another SHA-256 than the manifest says" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "train-00000.bin has another SHA-256 than the manifest says, and train-00000.bin.crc32 does not tell" in said
+
+
+def test_damaged_crcs_are_not_a_damaged_shard(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip("train-00000.bin.crc32", 0)(damaged)
+    (damaged / "train-00001.bin.crc32").unlink()
+    assert main(["verify", str(damaged.parent.parent)]) == 1
+    said = capsys.readouterr().err
+    for shard in ("train-00000.bin", "train-00001.bin"):
+        assert f"{shard}.crc32 is damaged or cut short; the shard itself is whole" in said
 
 
 def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,18 +50,19 @@ def bench_data(megabytes: int, vocabulary_size: int, rounds: int, console: Conso
     }
     seconds: Dict[str, List[float]] = {name: [] for name in ways}
     tokens: Dict[str, int] = {}
+    peak = 0
     for _ in range(rounds):
         for name, work in ways.items():
             begun = time.perf_counter()
             tokens[name] = work()
             seconds[name].append(time.perf_counter() - begun)
+            peak = peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024  # of the first way's workers
     if len(set(tokens.values())) != 1:
         raise AssertionError(f"the pipelines disagree: {tokens}")
     rates = {name: text_bytes / 1e6 / statistics.median(spent) for name, spent in seconds.items()}
     ours = rates["lm prepare"]
     for name, rate in rates.items():
         console.print(f"  {name:<40} {rate:6.1f} MB/s, {rate / cores():5.1f} a core{_times(ours, rate)}")
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     console.print(f"  peak memory of a worker {peak / 2**20:,.0f} MiB; {next(iter(tokens.values())):,} tokens each way")
     spent = _where(files[0], tokenizer)
     console.print("  one core, MB/s of text: " + ", ".join(f"{name} {rate:,.0f}" for name, rate in spent.items()))

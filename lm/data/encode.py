@@ -41,6 +41,7 @@ class Progress:
     documents: int = 0
     rejected: Dict[str, int] = dataclasses.field(default_factory=dict)
     done: bool = False
+    found: bool = False  # done before
 
 
 def encode_part(
@@ -59,9 +60,10 @@ def encode_part(
     """
     target = folder / PARTS / name
     progress = Progress(name)
-    if not target.exists():
+    found = target.exists()
+    if not found:
         aside = folder / PARTS / f".{name}.{uuid.uuid4().hex[:8]}"
-        aside.mkdir(parents=True)
+        aside.mkdir()
         try:
             part = _encode(folder, aside, progress, pieces, dataset, prepare, threads, report)
             (aside / PART).write_text(json.dumps(dataclasses.asdict(part), indent=1) + "\n")
@@ -83,6 +85,7 @@ def encode_part(
             sum(count.documents for count in counts),
             part.rejected,
             done=True,
+            found=found,
         )
     )
     return part

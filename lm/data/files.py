@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import zlib
 from typing import IO, Any, Callable, Iterator, List, NamedTuple, Optional, Tuple
@@ -15,7 +16,8 @@ from fsspec.core import url_to_fs
 from lm.run import RunFailed
 
 READ_BYTES = 2**20
-PACKED_READ_BYTES = 2**17  # what a compressed block can swell to is bounded by it
+PACKED_READ_BYTES = 2**10  # of zstd at once: 4 bytes can stand for 128 KiB, so that what comes out is below 32 MiB
+ZSTD_HEADER_BYTES = 18  # that a frame's header has at most (RFC 8878, 3.1.1.1)
 PACKED = {".zst": "zstd", ".gz": "gzip"}
 ZSTD_SKIPPABLE = range(0x184D2A50, 0x184D2A60)  # magic numbers of frames without data (RFC 8878, 3.1.2)
 
@@ -25,10 +27,11 @@ class InputError(RunFailed):
 
 
 class InputFile(NamedTuple):
-    """A file and its size as it is stored."""
+    """A file and its size as it is stored. version: a time or an ETag that changes with its content, where known."""
 
     url: str
     stored_bytes: int
+    version: str = ""
 
     @property
     def kind(self) -> str:
@@ -58,42 +61,67 @@ def is_local(fs: AbstractFileSystem) -> bool:
 def find(source: str, suffixes: Tuple[str, ...]) -> List[InputFile]:
     """The files of a folder (those with such a suffix), a glob, a URL, or several by braces: {00..29}.jsonl.zst.
 
-    Sorted by name. Raises InputError where a place cannot be listed.
+    Sorted by name; links are followed. Raises InputError where a place cannot be listed, or one of several is missing.
     """
-    found: List[InputFile] = []
     try:
         expanded = list(braceexpand(source))
     except ValueError:  # unbalanced: braces of a name
         expanded = [source]
+    found: List[InputFile] = []
     for one in expanded:
         try:
-            fs, path = url_to_fs(one)
-            if fs.isdir(path) and not path.endswith(suffixes):
-                details = fs.find(path, detail=True)
-                files = {name: info for name, info in details.items() if name.endswith(suffixes)}
-            elif any(sign in path for sign in "*?["):
-                files = {name: info for name, info in fs.glob(path, detail=True).items() if info["type"] == "file"}
-            else:
-                files = {path: fs.info(path)} if fs.exists(path) else {}
-        except Exception as error:  # whatever a protocol's library raises: no such bucket, no credentials, no network
+            files = _find_one(one, suffixes)
+        except FileNotFoundError:
+            files = []
+        except Exception as error:  # whatever a protocol's library raises: no credentials, no network
             raise InputError(f"{one} cannot be listed: {type(error).__name__}: {error}") from error
-        for name, info in files.items():
-            url = name if is_local(fs) else fs.unstrip_protocol(name)
-            if info.get("size") is None:
-                raise InputError(f"{url}: its server does not tell its size")
-            found.append(InputFile(url, int(info["size"])))
+        if not files and len(expanded) > 1:
+            raise InputError(f"{one} is not there, and {source} names it")
+        found += files
     return sorted(set(found))
 
 
+def _find_one(one: str, suffixes: Tuple[str, ...]) -> List[InputFile]:
+    fs, path = url_to_fs(one)
+    if is_local(fs):
+        if os.path.isdir(path):
+            walked = os.walk(path, onerror=_raise, followlinks=True)
+            names = [os.path.join(folder, name) for folder, _, files in walked for name in files]
+            names = [name for name in names if name.endswith(suffixes)]
+        else:
+            names = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
+        stats = [(name, os.stat(name)) for name in names if not os.path.isdir(name)]
+        return [InputFile(name, stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats]
+    if any(sign in path for sign in "*?["):
+        details = fs.glob(path, detail=True)
+    elif not path.endswith(suffixes) and fs.isdir(path):
+        details = {name: info for name, info in fs.find(path, detail=True).items() if name.endswith(suffixes)}
+    else:
+        details = {path: fs.info(path)}
+    files = []
+    for name, info in details.items():
+        if info.get("type") == "directory":
+            continue
+        url = fs.unstrip_protocol(name)
+        if info.get("size") is None:
+            raise InputError(f"{url}: its server does not tell its size")
+        files.append(InputFile(url, int(info["size"]), str(info.get("ETag") or "")))
+    return files
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def common_prefix(files: List[InputFile]) -> str:
-    """The folder that all files are in."""
+    """The folder that all files are in, with its last slash; nothing where they share none."""
     folders = [file.url.rpartition("/")[0].split("/") for file in files]
     shared = []
     for names in zip(*folders):
         if len(set(names)) > 1:
             break
         shared.append(names[0])
-    return "/".join(shared) + "/"
+    return "".join(f"{name}/" for name in shared)
 
 
 def blocks(
@@ -125,31 +153,32 @@ def _zstd(file: InputFile, stored: IO[bytes], max_window_bytes: int, read: Calla
     """Every frame of a .zst, skippable and empty ones too. The library's own readers end in mid-frame in silence."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=max_window_bytes)
     frame: Any = None
-    position = 0
+    frame_at = position = size = 0
     rest = b""
-    while True:
-        block = rest or stored.read(PACKED_READ_BYTES)
-        if not block:
-            break
+    made: List[bytes] = []
+    while block := rest or stored.read(PACKED_READ_BYTES):
         if not rest:
             position += len(block)
             read(len(block))
         rest = b""
         if frame is None:
-            while len(block) < 18 and (more := stored.read(PACKED_READ_BYTES)):  # a frame's header has at most 18 bytes
+            while len(block) < ZSTD_HEADER_BYTES and (more := stored.read(PACKED_READ_BYTES)):
                 position += len(more)
                 read(len(more))
                 block += more
             frame, frame_at = decompressor.decompressobj(), position - len(block)
             _check_window(file, block, frame_at, max_window_bytes)
         try:
-            plain = frame.decompress(block)
+            made.append(frame.decompress(block))
         except zstandard.ZstdError as error:
             raise InputError(f"{file.url} is damaged in the zstd frame at byte {frame_at:,}: {error}") from None
-        if plain:
-            yield plain
+        size += len(made[-1])
+        if size >= READ_BYTES:
+            yield b"".join(made)
+            made, size = [], 0
         if frame.eof:
             rest, frame = frame.unused_data, None
+    yield b"".join(made)
     if frame is not None:
         raise InputError(
             f"{file.url} is cut short: it ends at byte {position:,} within the zstd frame that begins at {frame_at:,}"
@@ -177,7 +206,7 @@ def _gzip(file: InputFile, stored: IO[bytes], read: Callable[[int], Any]) -> Ite
     rest = b""
     position = 0
     while True:
-        block = rest or stored.read(PACKED_READ_BYTES)
+        block = rest or stored.read(READ_BYTES)
         if not block:
             break
         if not rest:

@@ -11,6 +11,8 @@ import orjson
 from lm.data.files import READ_BYTES, InputError, InputFile, blocks
 
 MAX_RECORD_BYTES = 256 * 2**20
+TOO_LONG, NOT_UTF8 = f"longer than {MAX_RECORD_BYTES >> 20} MiB", "not UTF-8"
+FASTA_SEPARATOR = b"\n>"
 PIECE_CHARACTERS = 2**22  # of a long document that are encoded at once
 ROWS = 256  # of a .parquet that are decoded at once
 Record = Tuple[int, Any]  # number within the piece, and what it is: a ValueError where it is no record at all
@@ -39,7 +41,7 @@ def json_lines(piece: Piece, max_window_bytes: int, read: Reading) -> Iterator[R
     """The lines of a .jsonl as values; a blank line is none."""
     for number, line in _lines(_whole_records(piece, b"\n", max_window_bytes, read)):
         if line is None:
-            yield number, ValueError(f"longer than {MAX_RECORD_BYTES >> 20} MiB")
+            yield number, ValueError(TOO_LONG)
         elif line and not line.isspace():
             try:
                 yield number, orjson.loads(line)
@@ -61,7 +63,7 @@ def rows(piece: Piece, columns: List[str], read: Reading) -> Iterator[Record]:
 
     with piece.file.open() as file:
         try:
-            parquet = ParquetFile(file)
+            parquet = ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)  # else a row group is read whole
             groups = parquet.num_row_groups
             first = groups * piece.start // piece.file.stored_bytes
             end = groups * piece.end // piece.file.stored_bytes
@@ -69,39 +71,63 @@ def rows(piece: Piece, columns: List[str], read: Reading) -> Iterator[Record]:
             number = sum(parquet.metadata.row_group(group).num_rows for group in range(first))
             for group in range(first, end):
                 for batch in parquet.iter_batches(ROWS, [group], wanted, use_threads=False):
-                    for row in batch.to_pylist():
+                    for row in _python_rows(batch):
                         number += 1
                         yield number, row
                 read((piece.end - piece.start) // max(1, end - first))
-        except ArrowException as error:
+        except (ArrowException, OSError, ZeroDivisionError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the file system's, and not pyarrow's word for a damaged page
             raise InputError(f"{piece.file.url} is damaged: {error}") from None
+
+
+def _python_rows(batch: Any) -> Iterator[Any]:
+    """The rows of a batch; one whose text is not UTF-8 is a ValueError, and its neighbours are kept."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for at in range(batch.num_rows):
+            try:
+                yield batch.slice(at, 1).to_pylist()[0]
+            except UnicodeDecodeError:
+                yield ValueError(NOT_UTF8)
 
 
 def sequences(piece: Piece, max_window_bytes: int, read: Reading) -> Iterator[Record]:
     """The sequences of a FASTA file as {"text": letters}: without headers and line breaks. Numbers are of lines."""
-    header = 0
+    header = size = 0
     letters: List[bytes] = []
-    for number, line in _lines(_whole_records(piece, b"\n>", max_window_bytes, read)):
-        if line is None:
-            yield number, ValueError(f"longer than {MAX_RECORD_BYTES >> 20} MiB")
-        elif line.startswith(b">"):
+
+    def sequence() -> Any:
+        if size > MAX_RECORD_BYTES:
+            return ValueError(TOO_LONG)
+        return {"text": b"".join(letters).decode("ascii", "replace")}
+
+    for number, line in _lines(_whole_records(piece, FASTA_SEPARATOR, max_window_bytes, read)):
+        if line is not None and line.startswith(b">"):
             if header:
-                yield header, {"text": b"".join(letters).decode("ascii", "replace")}
-            header, letters = number, []
-        elif not header and line.strip():
+                yield header, sequence()
+            header, size, letters = number, 0, []
+        elif header:
+            size += MAX_RECORD_BYTES + 1 if line is None else len(line)
+            if line is not None and size <= MAX_RECORD_BYTES:
+                letters.append(line.strip())
+        elif line is None or line.strip():
             yield number, ValueError("no > before this line: not FASTA")
-        else:
-            letters.append(line.strip())
     if header:
-        yield header, {"text": b"".join(letters).decode("ascii", "replace")}
+        yield header, sequence()
 
 
 def plain_text(piece: Piece, max_window_bytes: int, read: Reading) -> Iterator[Tuple[bool, str]]:
-    """A text file in pieces for the encoder: whether each is of the part held out, which begins at a line."""
+    """A text file in pieces for the encoder: whether each is of the part held out, which begins at a line.
+
+    Bytes that are no UTF-8 are lone surrogates in it (PEP 383).
+    """
     cut = piece.end if piece.cut is None else _line_or_character(piece.file, piece.cut)
     for held_out, start, end in ((bool(piece.held_out), 0, cut), (True, cut, piece.end)):
         plain = blocks(piece.file, max_window_bytes, start, end, read) if start < end else iter(())
-        for text in in_pieces(codecs.iterdecode(plain, "utf-8", "replace")):
+        encoding = "utf-8" if start else "utf-8-sig"
+        for text in in_pieces(codecs.iterdecode(plain, encoding, "surrogateescape")):
             yield held_out, text
 
 
@@ -142,7 +168,8 @@ def _border(text: str, start: int, end: int) -> int:
 
 def first_line(piece: Piece) -> int:
     """The lines of the file before the piece's first record."""
-    begin = _record_start(piece.file, piece.start, b"\n") if piece.start else 0
+    separator = b"\n" if piece.file.kind == ".jsonl" else FASTA_SEPARATOR
+    begin = _record_start(piece.file, piece.start, separator) if piece.start else 0
     return sum(block.count(b"\n") for block in blocks(piece.file, 0, 0, begin))
 
 
@@ -178,12 +205,13 @@ def _lines(plain: Iterable[bytes]) -> Iterator[Tuple[int, Optional[bytes]]]:
     for block in plain:
         *lines, rest = block.split(b"\n")
         if lines:
-            number += 1
-            fits = size + len(lines[0]) <= MAX_RECORD_BYTES
-            yield number, b"".join([*waiting, lines[0]]) if fits else None
-            yield from enumerate(lines[1:], number + 1)
-            number += len(lines) - 1
+            waiting.append(lines[0])
+            lines[0] = b"".join(waiting)
+            fits = size <= MAX_RECORD_BYTES and len(lines[0]) <= MAX_RECORD_BYTES
             waiting, size = [], 0
+            yield number + 1, lines[0] if fits else None
+            yield from enumerate(lines[1:], number + 2)
+            number += len(lines)
         size += len(rest)
         if size <= MAX_RECORD_BYTES:
             waiting.append(rest)

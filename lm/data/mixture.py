@@ -167,16 +167,21 @@ class _Share(NamedTuple):
 def _ingredients(config: Config, folder: Path, manifest: Manifest) -> List[_Ingredient]:
     """The streams that the settings name; without names all there are."""
     settings = config.mixture
-    whole = {config.dataset.name: _Share("", folder, manifest, list(manifest.source_tokens("train")))}
-    for name, path in settings.sets.items():
+    main = list(manifest.source_tokens("train"))
+    whole = {config.dataset.name: _Share("", folder, manifest, main)}
+    for name, path in sorted(settings.sets.items()):
         other = _another_set(name, Path(path), manifest)
+        if name in main:
+            text = f"mixture.sets.{name} has the name of a source of the dataset"
+            raise ConfigError([Problem((f"mixture.sets.{name}",), text, f"another name for the set {path}")])
         whole[name] = _Share(f"{name}/", Path(path), other, list(other.source_tokens("train")))
-    names = list(settings.weights or settings.epochs)
+    names = sorted(settings.weights or settings.epochs)  # typed in another order it is the same mixture
     if not names:
         return [one for share in whole.values() for one in _streams("", share)]
-    known = dict(whole)
-    for share in whole.values():
-        known.update({share.prefix + source: share._replace(sources=[source]) for source in share.sources})
+    known = {source: whole[config.dataset.name]._replace(sources=[source]) for source in main}
+    for name, share in whole.items():  # a source that is called as the dataset is DATASET/SOURCE
+        known.update({f"{name}/{source}": share._replace(sources=[source]) for source in share.sources})
+    known.update(whole)
     _check_names(settings, names, known)
     return [one for name in names if name in known for one in _streams(name, known[name])]
 
@@ -246,10 +251,14 @@ def _draws(settings: Settings, ingredients: List[_Ingredient], counts: List[int]
     if empty and (weights or epochs or len(empty) == len(of_group)):
         text = f"less than one sequence of model.context={context} tokens: {', '.join(empty)}"
         raise ConfigError([Problem(("model.context", "mixture"), text, "a shorter model.context, or more text")])
+    never = [group for group, share in epochs.items() if group in of_group and not round(share * of_group[group])]
+    if never:
+        text = f"mixture.epochs of {', '.join(never)} is less than one sequence"
+        raise ConfigError([Problem(("mixture.epochs",), text, "a larger number, or leave the name out")])
     if weights:
         total = sum(weights[group] for group in of_group)
         return [
             round(weights[one.group] / total * count / of_group[one.group] * WEIGHTED_DRAWS)
             for one, count in zip(ingredients, counts)
         ]
-    return [round(epochs.get(one.group, 1.0) * count) for one, count in zip(ingredients, counts)]
+    return [max(round(epochs.get(one.group, 1.0) * count), min(count, 1)) for one, count in zip(ingredients, counts)]

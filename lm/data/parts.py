@@ -24,12 +24,17 @@ KINDS = "a folder, a file, a URL, or a quoted glob of .jsonl(.zst|.gz), .parquet
 
 @dataclass(frozen=True)
 class Input:
-    """All input of a dataset. digest: eight hexadecimal digits that change with most changes of the text."""
+    """All input of a dataset.
+
+    digest: eight hexadecimal digits that change with most changes of the text. state: the same with the times of
+    change and the borders of the shares, which a preparation that goes on must find again.
+    """
 
     parts: List[List[Piece]]
     files: int
     stored_bytes: int
     digest: str
+    state: str
 
 
 def find_input(dataset: Dataset) -> Input:
@@ -50,14 +55,15 @@ def find_input(dataset: Dataset) -> Input:
         *_pieces(files, False if held_out else None, 0.0 if held_out else dataset.validation_fraction),
         *_pieces(held_out, True, 0.0),
     ]
-    root = common_prefix(files + held_out)
-    listing = "".join(f"{file.url[len(root) :]} {file.stored_bytes}\n" for file in files + held_out)
-    return Input(
-        _join(pieces),
-        len(files + held_out),
-        sum(file.stored_bytes for file in files + held_out),
-        hashlib.sha256(listing.encode()).hexdigest()[:8],
-    )
+    parts = _join(pieces)
+    every = files + held_out
+    root = common_prefix(every)
+    listing = "".join(f"{file.url[len(root) :]} {file.stored_bytes}\n" for file in every)
+    return Input(parts, len(every), sum(file.stored_bytes for file in every), _digest(listing), _digest(repr(parts)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _find(setting: str, source: str) -> List[InputFile]:
@@ -65,7 +71,8 @@ def _find(setting: str, source: str) -> List[InputFile]:
         root = Path(sysconfig.get_paths()["stdlib"])
         skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
         paths = [path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)]
-        return sorted(InputFile(str(path), path.stat().st_size) for path in paths)
+        stats = [(str(path), path.stat()) for path in paths]
+        return sorted(InputFile(path, stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats)
     try:
         found = find(source, _suffixes())
     except InputError as error:
@@ -96,6 +103,11 @@ def _problems(dataset: Dataset, files: List[InputFile], held_out: List[InputFile
     if tokens and dataset.tokenizer is None:
         text = f"{tokens[0].url} holds tokens, and dataset.tokenizer=null does not say of which vocabulary"
         problems.append(Problem(("dataset.tokenizer",), text, "dataset.tokenizer=THEIR_TOKENIZER.json"))
+    flat = [file.url for file in files + held_out if file.kind == ".bin"]
+    megatrons = [url for url in flat if Path(url).with_suffix(".idx").exists()]
+    if megatrons:
+        text = f"{megatrons[0]} has its .idx beside it, so it is Megatron's and not nanoGPT's"
+        problems.append(Problem(("dataset.source",), text, "the .idx files in its place"))
     twice = {file.url for file in files} & {file.url for file in held_out}
     if twice:
         text = f"{min(twice)} is in both dataset.source and dataset.validation_source"
@@ -127,7 +139,7 @@ def _join(pieces: List[Piece]) -> List[List[Piece]]:
     for piece in pieces:
         packed = piece.file.packed or piece.file.kind == ".parquet"
         size = (piece.end - piece.start) * (PACKED_RATIO if packed else 1)
-        if size > room:
+        if not parts or size > room:
             parts.append([])
             room = JOIN_BYTES
         parts[-1].append(piece)

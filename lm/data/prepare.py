@@ -19,6 +19,7 @@ from lm.data.encode import token_dtype
 from lm.data.files import InputError
 from lm.data.parts import Input, find_input
 from lm.data.shards import (
+    FORMAT,
     MANIFEST,
     PARTS,
     SPLITS,
@@ -29,7 +30,7 @@ from lm.data.shards import (
     settings_of,
 )
 from lm.data.sources import Reader
-from lm.data.tokenizer import Tokenizer, TokenizerError, train
+from lm.data.tokenizer import Tokenizer, TokenizerError, check_encodes, train
 from lm.data.workers import Display, check_scheduler, run_tasks
 from lm.run import sync_folder, write_whole
 from lm.schema import Dataset, Prepare
@@ -48,11 +49,11 @@ def prepare(dataset: Dataset, how: Prepare, console: Console, wait: bool = True)
     DatasetError for files that the manifest does not match; InputError for input that cannot be read.
     """
     folder = output_folder(dataset)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(folder, console, wait):
-        if not (folder / MANIFEST).exists():
-            _prepare_into(folder, dataset, how, console)
-        manifest = read_manifest(folder)
+    if not (folder / MANIFEST).exists():  # a set that is there is only read: its place may not be writable
+        with _lock(folder, console, wait):
+            if not (folder / MANIFEST).exists():
+                _prepare_into(folder, dataset, how, console)
+    manifest = read_manifest(folder)
     _refuse_other_settings(folder, dataset, manifest.settings)
     _warn_of_changed_text(folder, dataset, manifest, console)
     return folder, manifest
@@ -61,7 +62,16 @@ def prepare(dataset: Dataset, how: Prepare, console: Console, wait: bool = True)
 @contextlib.contextmanager
 def _lock(folder: Path, console: Console, wait: bool) -> Iterator[None]:
     """One preparation of a folder at a time."""
-    with open(folder.with_name(folder.name + ".lock"), "w") as file:
+    path = folder.resolve()
+    try:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError("it is a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path.with_name(path.name + ".lock"), "w")  # noqa: SIM115 - closed below
+    except OSError as error:
+        text = f"dataset.output={folder} cannot be written: {error}"
+        raise ConfigError([Problem(("dataset.output",), text, "dataset.output=A_FOLDER of yours")]) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -105,6 +115,7 @@ def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console
     text = find_input(dataset)
     _begin(folder, dataset, text)
     console.print(f"preparing {folder}: {text.files:,} files, {text.stored_bytes / 1e6:,.1f} MB")
+    tasks = [(f"{number:05d}", pieces) for number, pieces in enumerate(text.parts)]
     try:
         check_scheduler(how, folder)
         tokenizer = _tokenizer(folder, dataset, how, text, given)
@@ -113,13 +124,18 @@ def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console
                 f"warning: the tokenizer has {tokenizer.slow}, which tiktoken cannot express; "
                 "Hugging Face's tokenizers encode instead, at about a sixth of the speed"
             )
-        tasks = [(f"{number:05d}", pieces) for number, pieces in enumerate(text.parts)]
+    except (ConfigError, InputError):
+        shutil.rmtree(folder)  # a refused request leaves nothing
+        raise
+    try:
         with Display(console, text.stored_bytes) as display:
             parts = run_tasks(folder, tasks, dataset, how, display)
-    except (ConfigError, InputError):
-        if not any((folder / PARTS).glob("[0-9]*")):
-            shutil.rmtree(folder)  # a refused request leaves nothing
+    except InputError:
+        # a mistake found at once leaves nothing to be in the way of its correction; on a cluster tasks may still run
+        if how.dask_address is None and not any((folder / PARTS).glob("[0-9]*")):
+            shutil.rmtree(folder)
         raise
+    _remove_leftovers(folder)
     manifest = Manifest(
         settings=settings_of(dataset),
         vocabulary_size=tokenizer.vocabulary_size,
@@ -143,7 +159,7 @@ def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console
             f"({total.text_bytes / max(total.tokens, 1):.2f} bytes each)"
         )
     for reason, count in manifest.rejected().items():
-        console.print(f"  rejected {count:,}: {reason}")
+        console.print(f"  {count:,} records: {reason}")
 
 
 def _begin(folder: Path, dataset: Dataset, text: Input) -> None:
@@ -151,24 +167,30 @@ def _begin(folder: Path, dataset: Dataset, text: Input) -> None:
 
     Raises ConfigError where it holds something else: nothing there is overwritten.
     """
-    begun = {"settings": settings_of(dataset), "input": text.digest, "parts": len(text.parts)}
+    begun = {"format": FORMAT, "settings": settings_of(dataset), "input": text.state}
     if (folder / BEGUN).exists():
         stored = json.loads((folder / BEGUN).read_text())
         _refuse_other_settings(folder, dataset, stored["settings"])
         if stored != begun:
             problem = f"the files of dataset.source={dataset.source} have changed since {folder} was begun"
             raise ConfigError([Problem(("dataset.output",), problem, f"rm -r {folder}, or another dataset.output")])
-        for left in (folder / PARTS).glob(".*"):  # of tasks that were killed; the lock is ours
-            shutil.rmtree(left, ignore_errors=True)
-        return
-    if folder.exists() and any(folder.iterdir()):
+        _remove_leftovers(folder)
+    elif folder.exists() and any(folder.iterdir()):
         problem = (
             f"dataset.output={folder} has files and no {MANIFEST}: "
             "it is no dataset, and nothing there is overwritten"
         )
         raise ConfigError([Problem(("dataset.output",), problem, "dataset.output=AN_EMPTY_FOLDER")])
-    (folder / PARTS).mkdir(parents=True)
-    write_whole(folder / BEGUN, json.dumps(begun, indent=1) + "\n")
+    else:
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / BEGUN, json.dumps(begun, indent=1) + "\n")
+    (folder / PARTS).mkdir(exist_ok=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What tasks that were killed have left; the lock is ours."""
+    for left in (folder / PARTS).glob(".*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _given_tokenizer(dataset: Dataset) -> Tokenizer | None:
@@ -178,6 +200,7 @@ def _given_tokenizer(dataset: Dataset) -> Tokenizer | None:
     key = ("dataset.tokenizer",)
     try:
         tokenizer = Tokenizer(Path(dataset.tokenizer))
+        check_encodes(tokenizer)
     except (OSError, TokenizerError) as error:
         fix = "dataset.tokenizer=FILE, a byte-level BPE's tokenizer.json, or null to train one"
         raise ConfigError([Problem(key, f"dataset.tokenizer={dataset.tokenizer}: {error}", fix)]) from None

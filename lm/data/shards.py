@@ -210,6 +210,9 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(**{**values, "parts": [Part.of(part) for part in values["parts"]]})
     except (KeyError, TypeError, ValueError) as error:
         raise DatasetError(f"{folder}/{MANIFEST} cannot be read ({error}). Prepare the set again") from None
+    tokenizer = folder / TOKENIZER
+    if not tokenizer.exists() or hashlib.sha256(tokenizer.read_bytes()).hexdigest() != manifest.tokenizer_sha256:
+        raise DatasetError(f"{tokenizer} is missing, or is not the tokenizer that the tokens are of")
     for part in manifest.parts:
         for name, expected in part_sizes(part, np.dtype(manifest.dtype).itemsize).items():
             path = folder / PARTS / part.name / name

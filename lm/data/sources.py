@@ -19,6 +19,7 @@ TOKENS = (".bin", ".idx")  # nanoGPT's; Megatron's, whose .bin lies beside it
 HASHED_CHARACTERS = 2**16  # of a document's beginning, which decide whether it is held out
 MAX_SOURCES = 4096
 SURROGATE = "lone surrogate replaced by U+FFFD (kept)"
+REPLACED = "bytes that are not UTF-8 replaced by U+FFFD (kept)"
 
 
 class Document(NamedTuple):
@@ -90,15 +91,25 @@ class Reader:
         if len(text) < PIECE_CHARACTERS:
             yield Document(split, source, text)
             return
-        pieces = list(formats.in_pieces([text]))
-        for part in pieces:
-            yield Document(split, source, part, ends=part is pieces[-1])
+        del record
+        waiting = None
+        for part in formats.in_pieces([text]):
+            if waiting is not None:
+                yield Document(split, source, waiting, ends=False)
+            waiting = part
+        yield Document(split, source, waiting or "")
 
     def _text(self, piece: Piece) -> Iterator[Document]:
         """A text file is a document, or two where its end is held out."""
         waiting: Optional[Document] = None
-        split = ""
+        split, reason = "", "empty text"
         for held_out, text in formats.plain_text(piece, self.max_window_bytes, self.read):
+            if not _is_unicode(text):
+                reason = formats.NOT_UTF8
+                if waiting is None:  # another encoding, or no text at all
+                    break
+                self.rejected[REPLACED] += 1
+                text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
             if piece.cut is not None:
                 split = "validation" if held_out else "train"
             elif waiting is None:
@@ -110,7 +121,7 @@ class Reader:
                 yield waiting._replace(ends=begins)
             waiting = Document(split, piece.folder or self.dataset.name, text)
         if waiting is None:
-            self._reject(piece, 1, "empty text")
+            self._reject(piece, 1, reason)
         else:
             self.accepted += 1
             yield waiting

@@ -11,7 +11,7 @@ import numpy as np
 
 from lm.data.shards import DatasetError, Extent, Manifest
 
-OPEN_FILES = 64
+OPEN_FILES = 256
 
 
 class TokenStream:
@@ -51,12 +51,15 @@ class TokenStream:
     def _read_file(self, path: Path, first: int, tokens: np.ndarray[Any, Any]) -> None:
         """One read, the GIL free meanwhile; more only where a signal or the kernel cuts it short."""
         room, offset = memoryview(tokens.data).cast("B"), first * self.dtype.itemsize
-        file = _open(path)
-        while room:
-            got = os.preadv(file.descriptor, [room], offset)
-            if not got:
-                raise DatasetError(f"{path} ends at token {offset // self.dtype.itemsize:,}, in mid-read")
-            room, offset = room[got:], offset + got
+        try:
+            file = _open(path)
+            while room:
+                got = os.preadv(file.descriptor, [room], offset)
+                if not got:
+                    raise DatasetError(f"{path} ends at token {offset // self.dtype.itemsize:,}, in mid-read")
+                room, offset = room[got:], offset + got
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error}") from error
         if len(tokens) and tokens.max() >= self.vocabulary_size:
             at = int(np.argmax(tokens >= self.vocabulary_size))
             raise DatasetError(

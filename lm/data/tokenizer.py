@@ -6,10 +6,11 @@ normalizer or added tokens that are no separators, is encoded by Hugging Face's 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Union
+from typing import Any, Callable, Dict, Iterable, List
 
 import numpy as np
 
@@ -52,81 +53,81 @@ class Tokenizer:
         content = Path(path).read_bytes()
         self.sha256 = hashlib.sha256(content).hexdigest()
         try:
-            stored: Dict[str, Any] = json.loads(content)
-            vocabulary = {**stored["model"]["vocab"], **{t["content"]: t["id"] for t in stored["added_tokens"]}}
-            kind = stored["model"].get("type", "BPE")
+            self._stored: Dict[str, Any] = json.loads(content)
+            model, added = self._stored["model"], self._stored["added_tokens"]
+            vocabulary = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
+            if model.get("type", "BPE") != "BPE" or END_OF_TEXT not in vocabulary:
+                raise TokenizerError(f"{path} is not a byte-level BPE with {END_OF_TEXT}")
+            for token in added:  # the separator is special whatever the file says: its literal text is text
+                token["special"] = token["content"] == END_OF_TEXT or bool(token.get("special"))
+            self.slow = _beyond_tiktoken(self._stored)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TokenizerError(f"{path} is no tokenizer.json ({type(error).__name__}: {error})") from None
-        if kind != "BPE" or END_OF_TEXT not in vocabulary:
-            raise TokenizerError(f"{path} is not a byte-level BPE with {END_OF_TEXT}")
         self.end_of_text: int = vocabulary[END_OF_TEXT]
         self.vocabulary_size = max(vocabulary.values()) + 1
-        self.slow = _beyond_tiktoken(stored)
-        self._encoding: Union[_Tiktoken, _HuggingFace]
-        if not self.slow:
-            self._encoding = _Tiktoken(stored)
-        else:
-            try:
-                self._encoding = _HuggingFace(content.decode())
-            except Exception as error:  # the library has no class of its own for it
-                raise TokenizerError(f"{path} is no tokenizer.json ({error})") from None
+        self._bytes_of = _bytes_of_ids(model["vocab"], added)
 
     def encode(self, text: str) -> np.ndarray[Any, Any]:
         """Ids of a text. The literal text <|endoftext|> in it is text, never the separator."""
-        return self._encoding.encode(text)
+        if self.slow:
+            return self._hugging_face(text)
+        try:
+            return self._tiktoken(text)
+        except ValueError:  # its regular expressions have a stack that a million spaces in a row overflow
+            return self._hugging_face(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """The bytes of ids."""
-        return self._encoding.decode_bytes([int(i) for i in ids])
+        """The bytes of ids; nothing for an id that the vocabulary does not use."""
+        return b"".join(self._bytes_of.get(int(i), b"") for i in ids)
 
-
-class _Tiktoken:
-    """tiktoken over the merges of a tokenizer.json."""
-
-    def __init__(self, stored: Dict[str, Any]) -> None:
+    @functools.cached_property
+    def _tiktoken(self) -> Callable[[str], np.ndarray[Any, Any]]:
         import tiktoken
 
-        byte_of = _byte_of_character()
-        special = {token["content"]: token["id"] for token in stored["added_tokens"]}
-        special.setdefault(END_OF_TEXT, stored["model"]["vocab"].get(END_OF_TEXT))
-        ranks = {
-            bytes(byte_of[character] for character in token): rank
-            for token, rank in stored["model"]["vocab"].items()
-            if token not in special
-        }
-        self.encoding = tiktoken.Encoding(
-            "lm", pat_str=_pattern(stored["pre_tokenizer"]), mergeable_ranks=ranks, special_tokens=special
-        )
+        vocabulary = self._stored["model"]["vocab"]
+        special = {token["content"]: token["id"] for token in self._stored["added_tokens"]}
+        special.setdefault(END_OF_TEXT, self.end_of_text)
+        ranks = {self._bytes_of[rank]: rank for token, rank in vocabulary.items() if token not in special}
+        pattern = _pattern(self._stored["pre_tokenizer"])
+        encoding = tiktoken.Encoding("lm", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+        if not hasattr(encoding, "encode_to_numpy"):  # in the training image, which encodes prompts alone
+            return lambda text: np.array(encoding.encode_ordinary(text), np.uint32)
+        return lambda text: encoding.encode_to_numpy(text, disallowed_special=())
 
-    def encode(self, text: str) -> np.ndarray[Any, Any]:
-        if hasattr(self.encoding, "encode_to_numpy"):  # not in the training image, which encodes prompts alone
-            return self.encoding.encode_to_numpy(text, disallowed_special=())
-        return np.array(self.encoding.encode_ordinary(text), np.uint32)
-
-    def decode_bytes(self, ids: List[int]) -> bytes:
-        return self.encoding.decode_bytes(ids)
-
-
-class _HuggingFace:
-    """Hugging Face's tokenizers."""
-
-    def __init__(self, content: str) -> None:
+    @functools.cached_property
+    def _hugging_face(self) -> Callable[[str], np.ndarray[Any, Any]]:
         import tokenizers
 
-        self.tokenizer = tokenizers.Tokenizer.from_str(content)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.tokenizer.encode_special_tokens = True  # as ordinary text
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(self._stored))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.encode_special_tokens = True  # as ordinary text
+        return lambda text: np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
-    def encode(self, text: str) -> np.ndarray[Any, Any]:
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
-    def decode_bytes(self, ids: List[int]) -> bytes:
-        return self.tokenizer.decode(ids, skip_special_tokens=False).encode()
+def check_encodes(tokenizer: Tokenizer) -> None:
+    """Makes the encoder, and encodes a word. Raises TokenizerError where the library does not take the file."""
+    try:
+        ids = tokenizer.encode(f"a word {END_OF_TEXT}")
+    except Exception as error:  # tokenizers has no class of its own for it
+        raise TokenizerError(f"it cannot encode: {error}") from None
+    if tokenizer.end_of_text in ids:
+        raise TokenizerError(f"it takes the text {END_OF_TEXT} for the separator")
+
+
+def _bytes_of_ids(vocabulary: Dict[str, int], added: List[Dict[str, Any]]) -> Dict[int, bytes]:
+    """The bytes of each id: a byte a character in the vocabulary, plain text in what was added."""
+    byte_of = _byte_of_character()
+    bytes_of = {
+        rank: bytes(byte_of[character] for character in token)
+        for token, rank in vocabulary.items()
+        if all(character in byte_of for character in token)
+    }
+    return {**bytes_of, **{token["id"]: token["content"].encode() for token in added}}
 
 
 def _beyond_tiktoken(stored: Dict[str, Any]) -> str:
@@ -153,6 +154,14 @@ def _beyond_tiktoken(stored: Dict[str, Any]) -> str:
         return "tokens that no merge makes"
     if not single <= set(model["vocab"]):
         return "bytes without an id"
+    try:
+        import tiktoken
+    except ImportError:
+        return ""  # asked for only by who encodes
+    try:
+        tiktoken.Encoding("lm", pat_str=_pattern(stored["pre_tokenizer"]), mergeable_ranks={b"a": 0}, special_tokens={})
+    except ValueError:
+        return "a split that tiktoken's regular expressions do not take"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, Dict, List, Tuple, Union
 
@@ -76,9 +77,10 @@ def _on_dask(
         for future in as_completed(list(futures)):
             try:
                 result = future.result()
-            except KilledWorker as error:
+            except (KilledWorker, CancelledError) as error:
                 name = tasks[futures[future]][0]
-                raise RunFailed(f"Dask lost every worker that tried part {name}: {error}") from None
+                text = f"part {name} was lost with Dask's workers or scheduler ({type(error).__name__}: {error})"
+                raise RunFailed(f"{text}; {folder} goes on from here when started again") from None
             if isinstance(result, InputError):
                 raise result
             parts[futures[future]] = result
@@ -170,7 +172,7 @@ class Display:
 
     def update(self, progress: Progress) -> None:
         """Takes what one task tells of itself."""
-        if progress.part not in self._tasks and progress.done:
+        if progress.found:
             self._found_bytes += progress.text_bytes
         self._tasks[progress.part] = progress
         tasks = list(self._tasks.values())

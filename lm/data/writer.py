@@ -3,108 +3,127 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import struct
 import tempfile
 import zlib
-from array import array
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, List
+from typing import IO, Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 
 from lm.data.shards import CHECKED_BYTES, DOCUMENT, PartSplit, Shard, SourceRange, documents_file
 
-IN_MEMORY_BYTES = 8 * 2**20  # of one source's tokens, before they go to a file of their own
-COPY_BYTES = 2**23
+IN_MEMORY_BYTES = 64 * 2**20  # of a split's tokens and table
 
 
 class SplitWriter:
     """One split of a part.
 
-    folder: the part's. shard_bytes: the most that a shard may have. Tokens wait by source until `close` lays the
-    sources one after the other; memory stays bounded, since what waits beyond IN_MEMORY_BYTES does so in a file.
+    folder: the part's. shard_bytes: the most that a shard may have. Tokens and tables wait by source until `close`
+    lays the sources one after the other. What waits beyond IN_MEMORY_BYTES, of all sources together, does so in one
+    temporary file, so that memory does not grow with the input.
     """
 
     def __init__(self, folder: Path, name: str, dtype: np.dtype[Any], end_of_text: int, shard_bytes: int) -> None:
         self.folder, self.name, self.dtype = folder, name, dtype
-        self.end_of_text = np.array([end_of_text], dtype)
+        self.end_of_text = np.array([end_of_text], dtype).tobytes()
         self.shard_tokens = max(1, shard_bytes // dtype.itemsize)
-        self._waiting: Dict[str, _Waiting] = {}
+        self._sources: Dict[str, _Waiting] = {}
+        self._spill: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by close()
+        self._in_memory = 0
 
     def add(self, ids: np.ndarray[Any, Any], text_bytes: int, source: str, ends: bool = True) -> None:
         """Appends a document's ids, or a piece of them; the end-of-text after the piece that ends it."""
-        waiting = self._waiting.get(source)
+        waiting = self._sources.get(source)
         if waiting is None:
-            waiting = self._waiting[source] = _Waiting(self.folder)
-        waiting.add(ids.astype(self.dtype), text_bytes)
+            waiting = self._sources[source] = _Waiting()
+        content = ids.astype(self.dtype).tobytes()
+        waiting.text_bytes += text_bytes
+        waiting.tokens.append(content + self.end_of_text if ends else content)
+        self._in_memory += len(content) + DOCUMENT.itemsize
         if ends:
-            waiting.end(self.end_of_text)
+            waiting.end(self.dtype.itemsize)
+        if self._in_memory > IN_MEMORY_BYTES:
+            for one in self._sources.values():
+                one.tokens.spill(self._spill)
+                one.rows.spill(self._spill)
+            self._in_memory = 0
 
     def close(self) -> PartSplit:
         """Writes the files and returns their counts and checksums."""
         split = PartSplit()
         stream, table = hashlib.sha256(), hashlib.sha256()
+        item = self.dtype.itemsize
         shard: _Shard | None = None
         first = 0
-        with open(self.folder / documents_file(self.name), "wb") as documents:
-            for source, waiting in sorted(self._waiting.items()):
-                rows = waiting.rows(first).tobytes()
-                documents.write(rows)
-                table.update(rows)
-                split.sources.append(
-                    SourceRange(source, len(waiting.first_tokens), waiting.tokens, sum(waiting.text_bytes))
-                )
-                first += waiting.tokens
-                for piece in waiting.pieces():
+        with self._spill, open(self.folder / documents_file(self.name), "wb") as documents:
+            for source, waiting in sorted(self._sources.items()):
+                for piece in waiting.rows.pieces(self._spill):
+                    rows = np.frombuffer(piece, DOCUMENT).copy()
+                    rows["first_token"] += np.uint64(first)
+                    documents.write(rows.tobytes())
+                    table.update(rows.tobytes())
+                tokens = waiting.tokens.bytes // item
+                split.sources.append(SourceRange(source, waiting.documents, tokens, waiting.all_text_bytes))
+                first += tokens
+                for piece in waiting.tokens.pieces(self._spill):
                     stream.update(piece)
-                    tokens = memoryview(piece).cast("B")
-                    while tokens:
+                    rest = memoryview(piece)
+                    while rest:
                         if shard is None:
                             file = f"{self.name}-{len(split.shards):05d}.bin"
-                            shard = _Shard(self.folder / file, self.shard_tokens * self.dtype.itemsize)
-                        tokens = shard.write(tokens)
+                            shard = _Shard(self.folder / file, self.shard_tokens * item)
+                        rest = shard.write(rest)
                         if not shard.room:
-                            split.shards.append(shard.close(self.dtype.itemsize))
+                            split.shards.append(shard.close(item))
                             shard = None
-                waiting.file.close()
         if shard is not None:
-            split.shards.append(shard.close(self.dtype.itemsize))
+            split.shards.append(shard.close(item))
         split.tokens_sha256, split.documents_sha256 = stream.hexdigest(), table.hexdigest()
         return split
 
 
 class _Waiting:
-    """One source's tokens and documents, in the order in which they came. A document costs 16 bytes here."""
+    """One source's tokens and rows of the table, in the order in which they came."""
 
-    def __init__(self, folder: Path) -> None:
-        self.file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES, dir=str(folder))  # noqa: SIM115 - see close
-        self.tokens = 0
-        self.first_tokens, self.text_bytes = array("Q"), array("Q")
-        self._begun = 0
+    def __init__(self) -> None:
+        self.tokens, self.rows = _Buffer(), _Buffer()
+        self.documents = self.text_bytes = self.all_text_bytes = 0
+        self._begin = 0  # of the document that has not ended yet, in tokens
 
-    def add(self, ids: np.ndarray[Any, Any], text_bytes: int) -> None:
-        if not self._begun:
-            self.first_tokens.append(self.tokens)
-            self.text_bytes.append(0)
-            self._begun = 1
-        self.text_bytes[-1] += text_bytes
-        self.file.write(ids.tobytes())
-        self.tokens += len(ids)
+    def end(self, item_bytes: int) -> None:
+        self.rows.append(struct.pack("<QQ", self._begin, self.text_bytes))
+        self.all_text_bytes += self.text_bytes
+        self._begin, self.text_bytes = self.tokens.bytes // item_bytes, 0
+        self.documents += 1
 
-    def end(self, end_of_text: np.ndarray[Any, Any]) -> None:
-        self.file.write(end_of_text.tobytes())
-        self.tokens += 1
-        self._begun = 0
 
-    def rows(self, first: int) -> np.ndarray[Any, Any]:
-        table = np.empty(len(self.first_tokens), DOCUMENT)
-        table["first_token"] = np.frombuffer(self.first_tokens, np.uint64) + np.uint64(first)
-        table["text_bytes"] = np.frombuffer(self.text_bytes, np.uint64)
-        return table
+class _Buffer:
+    """Bytes that are appended: the older ones in places of a file, the newer ones in memory."""
 
-    def pieces(self) -> Iterator[bytes]:
-        self.file.seek(0)
-        while piece := self.file.read(COPY_BYTES):
-            yield piece
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._places: List[Tuple[int, int]] = []
+        self._memory: List[bytes] = []
+
+    def append(self, content: bytes) -> None:
+        self._memory.append(content)
+        self.bytes += len(content)
+
+    def spill(self, file: IO[bytes]) -> None:
+        if self._memory:
+            content = b"".join(self._memory)
+            self._places.append((file.seek(0, os.SEEK_END), len(content)))
+            file.write(content)
+            self._memory.clear()
+
+    def pieces(self, file: IO[bytes]) -> Iterator[bytes]:
+        for place, size in self._places:
+            file.seek(place)
+            yield file.read(size)
+        yield b"".join(self._memory)
+        self._memory.clear()
 
 
 class _Shard:
