@@ -50,6 +50,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         chief = topology.rank == 0
         console = make_console()
         open_log(run.log if chief else None, console, chief)
+        log.info("parallel=%s: %s", config.parallel.name, strategy.library)
         if chief:
             run.write_config(config)
             write_whole(run.plan, json.dumps(plan.as_dict(), indent=1) + "\n")

@@ -5,29 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple, Type
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Type
 
-from omegaconf import MISSING
+from lm.setting import setting
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-
-
-def setting(
-    default: Any = MISSING,
-    *,
-    minimum: Optional[float] = None,
-    above: Optional[float] = None,
-    below: Optional[float] = None,
-    maximum: Optional[float] = None,
-    choices: Tuple[str, ...] = (),
-    pattern: str = "",
-) -> Any:
-    """A dataclass field with its limits: minimum and maximum are allowed values, above and below are not."""
-    limits = dict(minimum=minimum, above=above, below=below, maximum=maximum, choices=choices, pattern=pattern)
-    if isinstance(default, (list, dict)):
-        return field(default_factory=default.copy, metadata=limits)
-    return field(default=default, metadata=limits)
 
 
 # --- sections --------------------------------------------------------------------------------------
@@ -183,6 +166,11 @@ class Horovod:
 
 
 @dataclass
+class Sdp(Horovod):
+    """Replicas whose gradients are averaged by SageMaker's data parallel library, or its double here."""
+
+
+@dataclass
 class Cluster:
     """Where the processes run."""
 
@@ -234,7 +222,7 @@ class Tracking:
 
 OPTIMIZERS = {"adamw": AdamW, "adafactor": Adafactor, "sgd": SGD}
 SCHEDULES = {"constant": Constant, "cosine": Cosine, "wsd": WarmupStableDecay}
-PARALLELS = {"single": Single, "horovod": Horovod}
+PARALLELS = {"single": Single, "horovod": Horovod, "sdp": Sdp}
 
 
 @dataclass

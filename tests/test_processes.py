@@ -76,11 +76,14 @@ def nobody_is_left() -> bool:
 # --- two processes are one ---------------------------------------------------------------------------
 
 
-def test_two_processes_train_to_the_losses_of_one(small: List[str]) -> None:
+@pytest.mark.parametrize("parallel", ["horovod", "sdp"])
+def test_two_processes_train_to_the_losses_of_one(small: List[str], parallel: str) -> None:
     """float32 to 1e-5: only the order of the sums differs. One folder, one set of checkpoints, one MLflow run."""
     overrides = [*small, "train.eval_every_steps=7", "train.microbatch_sequences=2", "run.experiment=two"]
-    two = train_py(*overrides, *TWO)
+    two = train_py(*overrides, f"parallel={parallel}", "cluster=local2")
     assert two.returncode == 0, two.stdout + two.stderr
+    library = {"horovod": "horovod.tensorflow", "sdp": "lm.smdistributed_local.dataparallel"}[parallel]
+    assert f"parallel={parallel}: {library}" in two.stdout
     run_here([*small, "train.eval_every_steps=7", "run.experiment=one"])
     assert curve("two") == pytest.approx(curve("one"), abs=1e-5)
     summaries = [json.loads((only_run(name) / "summary.json").read_text()) for name in ("one", "two")]

@@ -15,7 +15,11 @@ import tensorflow as tf
 from lm.optimizer import Optimizer
 from lm.plan import Plan
 
-STRATEGIES = {"single": "lm.strategies.single:Single", "horovod": "lm.strategies.allreduce:horovod"}
+STRATEGIES = {
+    "single": "lm.strategies.single:Single",
+    "horovod": "lm.strategies.allreduce:horovod",
+    "sdp": "lm.strategies.allreduce:sdp",
+}
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Strategy(Protocol):
     """One way to train in parallel."""
 
     topology: Topology
+    library: str  # the module that processes talk through, or why there is none
     traces: int  # how often the training step was traced: once, or something is wrong
 
     def model(self, build: Callable[[], Any]) -> Any:

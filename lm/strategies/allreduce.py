@@ -1,12 +1,13 @@
-"""parallel=horovod: replicas that average their gradients. The backend is a module with Horovod's interface.
+"""parallel=horovod and parallel=sdp: replicas that average their gradients, whichever library does it.
 
-The six steps of the article stand in this order and are numbered where they happen.
+The six steps of the article stand in this order and are numbered where they happen; docs/parallelism.md has them side
+by side for both libraries.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import tensorflow as tf
 
@@ -17,16 +18,56 @@ from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
 from lm.strategies.passes import accumulated_loss, dense, summed_loss
 
 
+class Reductions(NamedTuple):
+    """What the two libraries call differently. A name tells one reduction from another outside a compiled step."""
+
+    average: Callable[[tf.Tensor, str], tf.Tensor]
+    total: Callable[[tf.Tensor, str], tf.Tensor]
+    tape: Callable[[tf.GradientTape], Any]
+
+
 def horovod() -> AllReduce:
     """The strategy on Horovod (github.com/horovod/horovod, docs/tensorflow.rst)."""
-    return AllReduce(importlib.import_module("horovod.tensorflow"))
+    hvd = importlib.import_module("horovod.tensorflow")
+    return AllReduce(
+        hvd,
+        Reductions(
+            average=lambda tensor, name: hvd.allreduce(tensor, name=name),
+            total=lambda tensor, name: hvd.allreduce(tensor, name=name, op=hvd.Sum),
+            tape=lambda tape: hvd.DistributedGradientTape(tape, sparse_as_dense=True),
+        ),
+    )
+
+
+def sdp() -> AllReduce:
+    """The strategy on SageMaker's data parallel library: the real one in its training images, elsewhere ours."""
+    library = smdistributed("dataparallel")
+    return AllReduce(
+        library,
+        Reductions(
+            average=lambda tensor, _: library.oob_allreduce(tensor),
+            total=lambda tensor, _: library.oob_allreduce(tensor) * library.size(),  # it only averages
+            tape=library.DistributedGradientTape,
+        ),
+    )
+
+
+def smdistributed(name: str) -> Any:
+    """SageMaker's library where it is installed, else this project's of the same interface."""
+    try:
+        return importlib.import_module(f"smdistributed.{name}.tensorflow")
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("smdistributed"):
+            raise
+        return importlib.import_module(f"lm.smdistributed_local.{name}")
 
 
 class AllReduce:
     """One replica a process; every process holds the whole model."""
 
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
+    def __init__(self, backend: Any, reduce: Reductions) -> None:
+        self.backend, self.reduce = backend, reduce
+        self.library: str = backend.__name__
         self.traces = 0
         backend.init()  # 1: initialise
         self.topology = Topology(
@@ -47,15 +88,15 @@ class AllReduce:
         # peak_learning_rate, which the optimizer follows.
         named = named_variables(model)
         weights = list(named.values())
-        backend = self.backend
+        backend, reduce = self.backend, self.reduce
 
         @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
             self.traces += 1  # Python runs only while TensorFlow traces
             with tf.GradientTape() as tape:
                 loss = accumulated_loss(model, plan, tokens_BS, seed, optimizer.loss_scale)
-            unscaled = backend.allreduce(loss / optimizer.loss_scale, name="loss")
-            tape = backend.DistributedGradientTape(tape, sparse_as_dense=True)  # 4: gradients averaged
+            unscaled = reduce.average(loss / optimizer.loss_scale, "loss")
+            tape = reduce.tape(tape)  # 4: gradients averaged
             update = optimizer.apply(dense(tape.gradient(loss, weights)))
             return Step(unscaled, *update)
 
@@ -74,12 +115,12 @@ class AllReduce:
         return step_and_broadcast_once
 
     def eval_step(self, model: Any) -> EvalStep:
-        backend = self.backend
+        reduce = self.reduce
 
         @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
             both = tf.stack(summed_loss(model, tokens_BS, weights_BT))
-            total = backend.allreduce(both, op=backend.Sum, name="evaluation")
+            total = reduce.total(both, "evaluation")
             return total[0], total[1]
 
         return step
@@ -88,7 +129,7 @@ class AllReduce:
         return {**named_variables(model), **optimizer.state}
 
     def mean(self, value: float) -> float:
-        return float(self.backend.allreduce(tf.constant(value, tf.float64), name="mean"))
+        return float(self.reduce.average(tf.constant(value, tf.float64), "mean"))
 
     def barrier(self) -> None:
-        self.backend.allreduce(tf.constant(0.0), name="barrier")
+        self.reduce.average(tf.constant(0.0), "barrier")

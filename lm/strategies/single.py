@@ -16,6 +16,8 @@ from lm.strategies.passes import accumulated_loss, dense, summed_loss
 class Single:
     """One process, one replica."""
 
+    library = "one process"
+
     def __init__(self) -> None:
         self.topology = Topology()
         self.traces = 0

@@ -56,12 +56,15 @@ def main(image: str) -> int:
     overrides = [*SMALL, *dataset_overrides(corpus, folder / "set"), f"tracking.uri={(folder / 'mlruns').as_uri()}"]
     config = compose(overrides)
     prepare(config.dataset, config.prepare, make_console())
-    two = ["parallel=horovod", "cluster=local2"]
     reference = losses(sys.executable, [*overrides, f"run.directory={folder / 'here'}"], 1)
     assert len(reference["loss"]) == STEPS
     worst = 0.0
-    for name, more, processes in (("one process", [], 1), ("two Horovod processes", two, 2)):
-        found = losses(image, [*overrides, *more, f"run.directory={folder / f'image{processes}'}"], processes)
+    for name, more, processes in (
+        ("one process", [], 1),
+        ("two Horovod processes", ["parallel=horovod", "cluster=local2"], 2),
+        ("two SDP processes", ["parallel=sdp", "cluster=local2"], 2),
+    ):
+        found = losses(image, [*overrides, *more, f"run.directory={folder / name}"], processes)
         for kind, expected in reference.items():
             assert len(found[kind]) == len(expected)
             difference = max(abs(a - b) for a, b in zip(found[kind], expected))
