@@ -212,6 +212,29 @@ def _disagreements(config: Config) -> List[Problem]:
     return problems
 
 
+def _pipeline_disagreements(config: Config, per_replica: int) -> List[Problem]:
+    """What partitions, microbatches and processes say against each other."""
+    parallel, train, processes = config.parallel, config.train, config.cluster.processes
+    problems = []
+    if processes > 1 and not parallel.horovod:
+        text = f"cluster.processes={processes} are as many replicas, and parallel.horovod=false has one"
+        fix = "parallel.horovod=true, or cluster=local"
+        problems.append(Problem(("parallel.horovod", "cluster.processes"), text, fix))
+    if parallel.partitions > config.model.layers:
+        text = f"parallel.partitions={parallel.partitions} is more than model.layers={config.model.layers}"
+        problems.append(Problem(("parallel.partitions", "model.layers"), text, f"{config.model.layers} or fewer"))
+    if train.microbatch_sequences is not None:
+        text = "train.microbatch_sequences is given, and under parallel=smp parallel.microbatches cuts the batch"
+        problems.append(Problem(("train.microbatch_sequences",), text, "train.microbatch_sequences=null"))
+    if per_replica % parallel.microbatches:
+        near = max(n for n in range(1, parallel.microbatches + 1) if per_replica % n == 0) if per_replica else 1
+        text = f"parallel.microbatches={parallel.microbatches} does not divide a replica's {per_replica} sequences"
+        problems.append(
+            Problem(("parallel.microbatches", "train.global_batch_sequences"), text, f"parallel.microbatches={near}")
+        )
+    return problems
+
+
 def _mixture_disagreements(config: Config) -> List[Problem]:
     """What a mixture's weights, epochs and sets say against each other; which sources there are the data says."""
     mixture = config.mixture
@@ -248,6 +271,8 @@ def _batch_disagreements(config: Config) -> List[Problem]:
             )
         )
     per_replica = train.global_batch_sequences // replicas
+    if config.parallel.name == "smp":
+        problems += _pipeline_disagreements(config, per_replica)
     if train.global_batch_sequences % replicas:
         up = math.ceil(train.global_batch_sequences / replicas) * replicas
         problems.append(

@@ -45,7 +45,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
 
     # --- where this process stands -----------------------------------------------------------------
     with stopwatch("start_up"):
-        strategy = strategies.load(config.parallel.name)
+        strategy = strategies.load(config.parallel)
         topology = strategy.topology
         chief = topology.rank == 0
         console = make_console()
@@ -58,7 +58,6 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         # --- model, optimizer, data ----------------------------------------------------------------
         vocabulary, context, seed = config.dataset.vocabulary_size, config.model.context, config.run.seed
         model = strategy.model(lambda: Decoder(config.model, vocabulary, seed, config.train.precision))
-        model(tf.zeros([1, 2], tf.int32))  # makes every weight
         optimizer = make_optimizer(config, plan, named_variables(model))
         variables = strategy.variables(model, optimizer)
         mixture = make_mixture(config, data, manifest)
@@ -155,9 +154,10 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         summary["status"] = "finished" if progress.step >= plan.steps else "stopped"
         if summary["status"] == "finished" and progress.val_loss is None:  # a stop came with the last step
             evaluate_now()
-        if chief and summary["status"] == "finished" and config.train.sample_tokens:
+        whole = strategy.logits(model)
+        if chief and summary["status"] == "finished" and config.train.sample_tokens and whole is not None:
             with stopwatch("sample"):
-                write_whole(run.sample, continue_text(model, config, data, manifest))
+                write_whole(run.sample, continue_text(whole, config, data, manifest))
     except Exception as error:
         summary.update(status="failed", reason=f"{type(error).__name__}: {error}")
         raise
@@ -196,7 +196,7 @@ def evaluate(
     topology = strategy.topology
     nats, tokens = 0.0, 0.0
     batches = evaluation_batches(
-        validation, plan.context_tokens, plan.microbatch_sequences, topology.replica, topology.replicas
+        validation, plan.context_tokens, plan.evaluation_sequences, topology.replica, topology.replicas
     )
     for number, (tokens_BS, weights_BT) in enumerate(batches):
         batch_nats, batch_tokens = eval_step(tokens_BS, weights_BT)

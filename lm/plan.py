@@ -36,7 +36,8 @@ class Plan:
     flops_per_token: int  # forward and backward
     replicas: int
     microbatch_sequences: int  # of one replica in one pass
-    accumulation: int  # passes a replica makes for a step
+    accumulation: int  # passes a replica makes for a step; under smp the microbatches that are pipelined
+    evaluation_sequences: int  # of one replica at once
     global_batch_sequences: int
     context_tokens: int
     tokens_per_step: int
@@ -159,7 +160,8 @@ def make_plan(config: Config) -> Plan:
     """The plan of a checked configuration."""
     train, replicas = config.train, config.cluster.processes
     per_replica = train.global_batch_sequences // replicas
-    microbatch = train.microbatch_sequences or per_replica
+    pipelined = config.parallel.name == "smp"
+    microbatch = per_replica // config.parallel.microbatches if pipelined else train.microbatch_sequences or per_replica
     parts = count_parameters(config.model, config.dataset.vocabulary_size)
     parameters = sum(parts.values())
     tokens_per_step = train.global_batch_sequences * config.model.context
@@ -171,6 +173,7 @@ def make_plan(config: Config) -> Plan:
         replicas=replicas,
         microbatch_sequences=microbatch,
         accumulation=per_replica // microbatch,
+        evaluation_sequences=per_replica if pipelined else microbatch,
         global_batch_sequences=train.global_batch_sequences,
         context_tokens=config.model.context,
         tokens_per_step=tokens_per_step,

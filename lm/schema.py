@@ -171,6 +171,21 @@ class Sdp(Horovod):
 
 
 @dataclass
+class Smp:
+    """Layers on several devices, by SageMaker's model parallel library or its double here; names are the library's."""
+
+    name: str = setting()
+    partitions: int = setting(minimum=1)
+    microbatches: int = setting(minimum=1)  # of a replica's sequences in a step, pipelined
+    pipeline: str = setting(choices=("interleaved", "simple"))
+    optimize: str = setting(choices=("memory", "speed"))  # what the partitions have alike
+    placement_strategy: str = setting(choices=("cluster", "spread"))
+    auto_partition: bool = setting()  # false: the blocks in equal numbers
+    horovod: bool = setting()  # replicas besides partitions: cluster.processes of them
+    lr_scaling: str = setting(choices=("none", "linear", "sqrt"))
+
+
+@dataclass
 class Cluster:
     """Where the processes run."""
 
@@ -222,7 +237,7 @@ class Tracking:
 
 OPTIMIZERS = {"adamw": AdamW, "adafactor": Adafactor, "sgd": SGD}
 SCHEDULES = {"constant": Constant, "cosine": Cosine, "wsd": WarmupStableDecay}
-PARALLELS = {"single": Single, "horovod": Horovod, "sdp": Sdp}
+PARALLELS = {"single": Single, "horovod": Horovod, "sdp": Sdp, "smp": Smp}
 
 
 @dataclass

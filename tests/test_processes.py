@@ -97,6 +97,51 @@ def test_two_processes_train_to_the_losses_of_one(small: List[str], parallel: st
     assert nobody_is_left()
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["parallel.partitions=2"],
+        ["parallel.partitions=2", "parallel.auto_partition=false", "parallel.pipeline=simple"],
+        ["parallel.partitions=2", "parallel.microbatches=2", "parallel.horovod=true", "cluster=local2"],
+    ],
+    ids=["automatic", "by hand", "two replicas of two stages"],
+)
+def test_partitions_train_to_the_losses_of_one(small: List[str], overrides: List[str]) -> None:
+    """parallel=smp against single: float32 to 1e-5, evaluation and clipping included, dropout too on one replica."""
+    dropout = [] if "cluster=local2" in overrides else ["model.dropout=0.1"]
+    common = [*small, *dropout, "train.eval_every_steps=7", "model.tied_head=false"]
+    done = train_py(*common, "run.experiment=smp", "parallel=smp", *overrides)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "parallel=smp: lm.smdistributed_local.modelparallel" in done.stdout
+    assert "partition 1: " in done.stdout
+    one = [] if "cluster=local2" in overrides else ["train.microbatch_sequences=2"]  # dropout masks are a microbatch's
+    run_here([*common, *one, "run.experiment=one"])
+    assert curve("smp") == pytest.approx(curve("one"), abs=1e-5)
+    found, expected = (json.loads((only_run(name) / "summary.json").read_text()) for name in ("smp", "one"))
+    assert found["val_loss"] == pytest.approx(expected["val_loss"], abs=1e-5)
+    assert found["traces"] == 1
+    assert (only_run("smp") / "sample.txt").exists()
+
+
+def test_a_checkpoint_goes_round_all_strategies(small: List[str]) -> None:
+    """Five steps under each, one run folder, and the losses of twenty under single."""
+    rounds = [
+        ["parallel=single"],
+        ["parallel=smp", "parallel.partitions=2"],
+        ["parallel=sdp", "cluster=local2"],
+        ["parallel=smp", "parallel.microbatches=2", "parallel.horovod=true", "cluster=local2"],
+    ]
+    common = [*small, "schedule=constant", "schedule.warmup_steps=3"]
+    for number, overrides in enumerate(rounds, 1):
+        steps = [f"train.steps={5 * number}", "run.directory=outputs/round/run"]
+        done = train_py(*common, *overrides, *steps)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert number == 1 or f"resumed at step {5 * number - 5}" in done.stdout
+    run_here([*common, "run.experiment=one"])
+    losses = [line["loss"] for line in train_lines(Path("outputs/round/run"))]
+    assert losses == pytest.approx(curve("one"), abs=1e-5)
+
+
 def test_uneven_data_gives_every_rank_the_same_steps(small: List[str], tmp_path: Path) -> None:
     """H01: five sequences, two ranks, a batch of one each, twice round the data."""
     source = tmp_path / "five.txt"

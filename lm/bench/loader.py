@@ -108,10 +108,9 @@ def _appetite(overrides: Any) -> float:
     """Tokens a second of training steps without any feeding: the same batch again and again."""
     config = compose([*overrides, "schedule.warmup_steps=1"])
     plan = make_plan(config)
-    strategy = strategies.load("single")
+    strategy = strategies.load(config.parallel)
     vocabulary = config.dataset.vocabulary_size
     model = strategy.model(lambda: Decoder(config.model, vocabulary, 0, config.train.precision))
-    model(tf.zeros([1, 2], tf.int32))
     optimizer = make_optimizer(config, plan, named_variables(model))
     strategy.variables(model, optimizer)
     step = strategy.train_step(model, optimizer, plan)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, NamedTuple, Protocol
+from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol
 
 import tensorflow as tf
 
@@ -19,6 +19,7 @@ STRATEGIES = {
     "single": "lm.strategies.single:Single",
     "horovod": "lm.strategies.allreduce:horovod",
     "sdp": "lm.strategies.allreduce:sdp",
+    "smp": "lm.strategies.smp:ModelParallel",
 }
 
 
@@ -58,7 +59,10 @@ class Strategy(Protocol):
     traces: int  # how often the training step was traced: once, or something is wrong
 
     def model(self, build: Callable[[], Any]) -> Any:
-        """Builds the model where it belongs."""
+        """Builds the model where it belongs, every weight made."""
+
+    def logits(self, model: Any) -> Optional[Any]:
+        """The model as tokens in, logits out, for sampling; None where no process can call it alone."""
 
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         """The compiled step on this replica's sequences."""
@@ -76,10 +80,10 @@ class Strategy(Protocol):
         """Returns when every rank has come here."""
 
 
-def load(name: str) -> Strategy:
-    """The strategy of that name, its backend imported only now and initialised.
+def load(parallel: Any) -> Strategy:
+    """The strategy of a configuration's parallel section, its backend imported only now and initialised.
 
     Raises ModuleNotFoundError where the backend is not installed.
     """
-    module, _, attribute = STRATEGIES[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)()
+    module, _, attribute = STRATEGIES[parallel.name].partition(":")
+    return getattr(importlib.import_module(module), attribute)(parallel)

@@ -15,7 +15,7 @@ from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
 from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
-from lm.strategies.passes import accumulated_loss, dense, summed_loss
+from lm.strategies.passes import accumulated_loss, built, dense, summed_loss
 
 
 class Reductions(NamedTuple):
@@ -26,7 +26,7 @@ class Reductions(NamedTuple):
     tape: Callable[[tf.GradientTape], Any]
 
 
-def horovod() -> AllReduce:
+def horovod(_: Any = None) -> AllReduce:
     """The strategy on Horovod (github.com/horovod/horovod, docs/tensorflow.rst)."""
     hvd = importlib.import_module("horovod.tensorflow")
     return AllReduce(
@@ -39,7 +39,7 @@ def horovod() -> AllReduce:
     )
 
 
-def sdp() -> AllReduce:
+def sdp(_: Any = None) -> AllReduce:
     """The strategy on SageMaker's data parallel library: the real one in its training images, elsewhere ours."""
     library = smdistributed("dataparallel")
     return AllReduce(
@@ -81,7 +81,10 @@ class AllReduce:
         devices.take(self.topology.local_rank, self.topology.local_size)  # 2: a device of its own, by local rank
 
     def model(self, build: Callable[[], Any]) -> Any:
-        return build()
+        return built(build)
+
+    def logits(self, model: Any) -> Any:
+        return model
 
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         # 3: the learning rate, scaled by the number of replicas where parallel.lr_scaling asks, is the plan's

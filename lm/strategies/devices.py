@@ -23,7 +23,13 @@ def take(local_rank: int, local_size: int) -> None:
             raise ValueError(f"{local_size} processes on a host of {len(gpus)} GPUs: a process needs its own")
         tf.config.set_visible_devices(gpus[local_rank], "GPU")
         tf.config.experimental.set_memory_growth(gpus[local_rank], True)
-    elif local_size > 1:
+    else:
+        share_cores(local_size)
+
+
+def share_cores(local_size: int) -> None:
+    """Gives this process its share of the host's cores, before any operation runs."""
+    if local_size > 1:
         cores = max(1, len(os.sched_getaffinity(0)) // local_size)
         tf.config.threading.set_intra_op_parallelism_threads(cores)
 

@@ -10,7 +10,7 @@ from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
 from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
-from lm.strategies.passes import accumulated_loss, dense, summed_loss
+from lm.strategies.passes import accumulated_loss, built, dense, summed_loss
 
 
 class Single:
@@ -18,13 +18,16 @@ class Single:
 
     library = "one process"
 
-    def __init__(self) -> None:
+    def __init__(self, _: Any = None) -> None:
         self.topology = Topology()
         self.traces = 0
         devices.take(local_rank=0, local_size=1)
 
     def model(self, build: Callable[[], Any]) -> Any:
-        return build()
+        return built(build)
+
+    def logits(self, model: Any) -> Any:
+        return model
 
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         weights = list(named_variables(model).values())

@@ -63,6 +63,7 @@ def main(image: str) -> int:
         ("one process", [], 1),
         ("two Horovod processes", ["parallel=horovod", "cluster=local2"], 2),
         ("two SDP processes", ["parallel=sdp", "cluster=local2"], 2),
+        ("two SMP partitions", ["parallel=smp"], 1),
     ):
         found = losses(image, [*overrides, *more, f"run.directory={folder / name}"], processes)
         for kind, expected in reference.items():

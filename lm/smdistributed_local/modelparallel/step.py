@@ -1,0 +1,176 @@
+"""smp.step: a function run on the microbatches of a batch; TensorFlow overlaps what does not depend on each other."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+
+from lm.smdistributed_local import RuleBroken
+from lm.smdistributed_local.modelparallel import state as process
+from lm.smdistributed_local.modelparallel.model import _in_step, run_post_partition_hooks
+
+
+class StepOutput:
+    """What a step returned, for each microbatch."""
+
+    def __init__(self, outputs: List[tf.Tensor]) -> None:
+        self._outputs = outputs
+
+    @property
+    def outputs(self) -> List[tf.Tensor]:
+        return self._outputs
+
+    def reduce_mean(self) -> tf.Tensor:
+        """The mean over microbatches."""
+        return self.reduce_sum() / tf.cast(len(self._outputs), self._outputs[0].dtype)
+
+    def reduce_sum(self) -> tf.Tensor:
+        """The sum over microbatches."""
+        return tf.add_n(self._outputs)
+
+    def concat(self) -> tf.Tensor:
+        """The microbatches one after the other, along the batch."""
+        return tf.concat(self._outputs, 0)
+
+    def merge(self) -> tf.Tensor:
+        """The same as concat, by the name that TensorFlow's library has."""
+        return self.concat()
+
+    def stack(self) -> tf.Tensor:
+        """The microbatches along a new first axis."""
+        return tf.stack(self._outputs)
+
+    def accumulate(self, method: str = "variable", var: Optional[tf.Variable] = None) -> tf.Tensor:
+        """The mean over microbatches, each added as it comes. Raises RuleBroken for another method."""
+        if method not in ("variable", "add_n", "accumulate_n"):
+            raise RuleBroken(f"accumulate(method={method!r})", "variable, add_n or accumulate_n")
+        if method == "add_n":
+            return self.reduce_mean()
+        total = self._outputs[0]
+        for one in self._outputs[1:]:
+            total = total + one
+        mean = total / tf.cast(len(self._outputs), total.dtype)
+        return mean if var is None else var.assign(mean)
+
+
+def step(
+    function: Optional[Callable[..., Any]] = None,
+    *,
+    non_split_inputs: Sequence[str] = (),
+    input_split_axes: Optional[Dict[str, int]] = None,
+    **tf_function_args: Any,
+) -> Any:
+    """Decorates a function of tensors that calls a DistributedModel; its results become StepOutputs.
+
+    Tensor arguments, in lists and dictionaries too, are split into parameters.microbatches along axis 0, or the axis
+    that input_split_axes names; those in non_split_inputs go to every microbatch whole.
+    """
+    for name in ("jit_compile", "experimental_compile"):
+        if tf_function_args.get(name):
+            raise RuleBroken(f"smp.step takes no {name}", "tf.config.optimizer.set_jit(True) compiles clusters instead")
+
+    def decorate(function: Callable[..., Any]) -> Step:
+        return Step(function, non_split_inputs, input_split_axes or {}, tf_function_args)
+
+    return decorate if function is None else decorate(function)
+
+
+class Step:
+    """A decorated function."""
+
+    def __init__(
+        self, function: Callable[..., Any], whole: Sequence[str], axes: Dict[str, int], tf_function_args: Dict[str, Any]
+    ) -> None:
+        self.function, self.whole, self.axes = function, set(whole), axes
+        self.signature = inspect.signature(function)
+        self._compiled = tf.function(self._run, **{"autograph": False, **tf_function_args})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Splits, runs, collects. Raises RuleBroken under a tape, and for a batch that microbatches do not divide."""
+        process.current()
+        if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
+            raise RuleBroken("an smp.step is called under a tf.GradientTape", GRADIENTS)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        run = self._run if tf.inside_function() else self._compiled
+        collected = run(dict(bound.arguments))
+        return tf.nest.map_structure(lambda *outputs: StepOutput(list(outputs)), *collected)
+
+    def _run(self, arguments: Dict[str, Any]) -> List[Any]:
+        state = process.current()
+        count = state.parameters.microbatches
+        split = {name: self._split(name, value, count) for name, value in arguments.items()}
+        microbatches = [{name: parts[number] for name, parts in split.items()} for number in range(count)]
+        if not state.stepped:
+            self._record(microbatches[0])
+        collected: List[Any] = []
+        for number, microbatch in enumerate(microbatches):
+            waits = number - state.parameters.partitions  # so many microbatches are alive at once
+            bounded = state.parameters.pipeline == "interleaved" and waits >= 0
+            before = [one for one in tf.nest.flatten(collected[waits]) if tf.is_tensor(one)] if bounded else []
+            with tf.control_dependencies(before):
+                inputs = tf.nest.map_structure(lambda one: tf.identity(one) if tf.is_tensor(one) else one, microbatch)
+            with _stepping():
+                collected.append(self.function(**inputs))
+        return collected
+
+    def _record(self, microbatch: Dict[str, Any]) -> None:
+        """The first pass, in a graph that is thrown away: it tells which layers there are, and what they cost."""
+        specs = tf.nest.map_structure(
+            lambda one: tf.TensorSpec(one.shape, one.dtype) if tf.is_tensor(one) else one, microbatch
+        )
+        with tf.init_scope(), _stepping():
+            tf.function(lambda inputs: self.function(**inputs), autograph=False).get_concrete_function(specs)
+        run_post_partition_hooks()
+
+    def _split(self, name: str, value: Any, count: int) -> List[Any]:
+        """A value for each microbatch."""
+        if name in self.whole or count == 1:
+            return [value] * count
+        axis = self.axes.get(name, 0)
+
+        def slices(one: Any) -> List[Any]:
+            if hasattr(one, "smp_slice"):
+                return [one.smp_slice(count, number, axis) for number in range(count)]
+            if not (tf.is_tensor(one) or hasattr(one, "shape")):
+                return [one] * count
+            one = tf.convert_to_tensor(one)
+            if one.shape.rank == 0:
+                return [one] * count
+            size = one.shape[axis]
+            if size is not None and size % count:
+                raise RuleBroken(
+                    f"{count} microbatches do not divide {name}, whose axis {axis} has {size}",
+                    f"A batch of {-(-size // count) * count}, or {name} in non_split_inputs",
+                )
+            return tf.split(one, count, axis)
+
+        flat = [slices(one) for one in tf.nest.flatten(value)]
+        return [tf.nest.pack_sequence_as(value, [parts[number] for parts in flat]) for number in range(count)]
+
+
+GRADIENTS = (
+    "Inside the step gradients come from optimizer.get_gradients(loss, variables); "
+    "allreduce, clipping and apply_gradients come after it"
+)
+
+
+@contextlib.contextmanager
+def _stepping() -> Iterator[None]:
+    """Marks that a step is being traced, in which a tape is refused."""
+    token = _in_step.set(True)
+    enter = tf.GradientTape.__enter__
+
+    def refuse(_: Any) -> Any:
+        raise RuleBroken("a tf.GradientTape is used inside an smp.step", GRADIENTS)
+
+    tf.GradientTape.__enter__ = refuse
+    try:
+        yield
+    finally:
+        tf.GradientTape.__enter__ = enter
+        _in_step.reset(token)
