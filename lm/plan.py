@@ -147,11 +147,13 @@ def _memory(config: Config, parameters: int, microbatch_sequences: int, accumula
         shapes = weight_shapes(model, config.dataset.vocabulary_size)
         moments = sum(sum(shape) for part in shapes.values() for shape in part)
     logits = tokens * config.dataset.vocabulary_size * 4 * 2  # and their gradient
+    partitions = getattr(config.parallel, "partitions", 1)  # equal shares; so many microbatches are alive at once
+    alive = min(partitions, accumulation) if partitions > 1 else 1
     return Memory(
-        weights=4 * parameters,
-        gradients=4 * parameters * (2 if accumulation > 1 else 1),
-        optimizer=moments_bytes * moments,
-        activations=model.layers * tokens * per_token,
+        weights=4 * parameters // partitions,
+        gradients=4 * parameters * (2 if accumulation > 1 else 1) // partitions,
+        optimizer=moments_bytes * moments // partitions,
+        activations=model.layers * tokens * per_token * alive // partitions,
         logits=logits,
     )
 
