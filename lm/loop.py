@@ -100,9 +100,12 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
                 return
             progress.measure(val_loss)
             measured = {"val_loss": val_loss, "val_bits_per_byte": bits_per_byte(val_loss, manifest)}
+            shares = _shares(mixture, progress)
             if chief:
-                run.append_metrics({**_position(progress, plan), **measured, **_shares(mixture, progress)})
+                run.append_metrics({**_position(progress, plan), **measured, **shares})
             display.evaluated(progress.step, measured, summary["gzip_bits_per_byte"])
+            if shares:
+                log.info("  consumed so far: %s", ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
 
         def save() -> None:
             with stopwatch("checkpoint"):
@@ -245,7 +248,7 @@ def _shares(mixture: Mixture, progress: Progress) -> Dict[str, float]:
     realised = mixture.realised(progress.sequences)
     if len(realised) == 1:
         return {}
-    return {f"share/{group}": count / progress.sequences for group, count in realised.items()}
+    return {f"share/{group}": count / max(progress.sequences, 1) for group, count in realised.items()}
 
 
 def _rates(seconds: Dict[str, float], plan: Plan, peak_flops: float) -> Dict[str, float]:

@@ -32,6 +32,9 @@ def test_every_combination_composes_and_plans(model: str, parallel: str, cluster
     overrides = [f"model={model}", f"parallel={parallel}", f"cluster={cluster}"]
     if parallel == "single" and cluster != "local":
         assert "parallel=single trains in 1 process" in refusal(*overrides)
+    elif parallel == "smp" and cluster != "local":
+        assert "parallel.horovod=false has one" in refusal(*overrides)
+        assert make_plan(compose([*overrides, "parallel.horovod=true", "parallel.microbatches=1"])).replicas > 1
     else:
         config = compose(overrides)
         plan = make_plan(config)
@@ -248,3 +251,16 @@ def test_files_differ_from_the_schema_only_where_they_say_so() -> None:
                 assert defaults()[group][key] != value, f"{group}/{name}.yaml repeats {key}={value}"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said", "fix"),
+    [
+        (["cluster=local2"], "cluster.processes=2 are as many replicas", "parallel.horovod=true, or cluster=local"),
+        (["parallel.partitions=9"], "parallel.partitions=9 is more than model.layers=4", "4 or fewer"),
+        (["parallel.microbatches=3"], "does not divide a replica's 8 sequences", "parallel.microbatches=2"),
+        (["train.microbatch_sequences=2"], "parallel.microbatches cuts the batch", "train.microbatch_sequences=null"),
+    ],
+)
+def test_what_partitions_and_microbatches_cannot_do(overrides: list[str], said: str, fix: str) -> None:
+    shown = refusal("parallel=smp", *overrides)
+    assert said in shown
+    assert fix in shown
