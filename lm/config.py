@@ -182,12 +182,11 @@ def _disagreements(config: Config) -> List[Problem]:
     problems += _mixture_disagreements(config)
     model, schedule, train = config.model, config.schedule, config.train
     if model.head_width is None and model.width % model.heads:
-        near = max(heads for heads in range(1, model.heads + 1) if model.width % heads == 0)
         problems.append(
             Problem(
                 ("model.heads", "model.width"),
                 f"model.heads={model.heads} does not divide model.width={model.width}",
-                f"model.heads={near}, or model.head_width=... to set it freely",
+                f"model.heads={_largest_divisor(model.width, model.heads)}, or model.head_width=... to set it freely",
             )
         )
     elif model.positions == "rotary" and (model.head_width or model.width // model.heads) % 2:
@@ -212,6 +211,10 @@ def _disagreements(config: Config) -> List[Problem]:
     return problems
 
 
+def _largest_divisor(of: int, at_most: int) -> int:
+    return max(n for n in range(1, at_most + 1) if of % n == 0)
+
+
 def _pipeline_disagreements(config: Config, per_replica: int) -> List[Problem]:
     """What partitions, microbatches and processes say against each other."""
     parallel, train, processes = config.parallel, config.train, config.cluster.processes
@@ -227,11 +230,9 @@ def _pipeline_disagreements(config: Config, per_replica: int) -> List[Problem]:
         text = "train.microbatch_sequences is given, and under parallel=smp parallel.microbatches cuts the batch"
         problems.append(Problem(("train.microbatch_sequences",), text, "train.microbatch_sequences=null"))
     if per_replica % parallel.microbatches:
-        near = max(n for n in range(1, parallel.microbatches + 1) if per_replica % n == 0) if per_replica else 1
         text = f"parallel.microbatches={parallel.microbatches} does not divide a replica's {per_replica} sequences"
-        problems.append(
-            Problem(("parallel.microbatches", "train.global_batch_sequences"), text, f"parallel.microbatches={near}")
-        )
+        fix = f"parallel.microbatches={_largest_divisor(per_replica, parallel.microbatches)}"
+        problems.append(Problem(("parallel.microbatches", "train.global_batch_sequences"), text, fix))
     return problems
 
 
@@ -285,13 +286,12 @@ def _batch_disagreements(config: Config) -> List[Problem]:
         )
     microbatch = train.microbatch_sequences or max(per_replica, 1)
     if per_replica and per_replica % microbatch:
-        near = max(n for n in range(1, microbatch + 1) if per_replica % n == 0)
         problems.append(
             Problem(
                 ("train.microbatch_sequences", "train.global_batch_sequences"),
                 f"train.microbatch_sequences={microbatch} does not divide a replica's {per_replica} sequences "
                 f"({train.global_batch_sequences} / {replicas})",
-                f"train.microbatch_sequences={near}",
+                f"train.microbatch_sequences={_largest_divisor(per_replica, microbatch)}",
             )
         )
     return problems

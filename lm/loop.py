@@ -114,10 +114,8 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
                 strategy.barrier()
             summary["checkpoint_step"] = progress.step
 
-        batches = iter(
-            training_batches(
-                mixture, context, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
-            )
+        batches = training_batches(
+            mixture, context, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
         )
         if restored and progress.val_loss is None and _evaluation_due(progress, config):
             evaluate_now()
@@ -245,9 +243,9 @@ def _position(progress: Progress, plan: Plan) -> Dict[str, Any]:
 
 def _shares(mixture: Mixture, progress: Progress) -> Dict[str, float]:
     """What the run has consumed of each source so far, where there are several."""
-    realised = mixture.realised(progress.sequences)
-    if len(realised) == 1:
+    if len(mixture.sequences()) == 1:
         return {}
+    realised = mixture.realised(progress.sequences)
     return {f"share/{group}": count / max(progress.sequences, 1) for group, count in realised.items()}
 
 

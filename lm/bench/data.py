@@ -24,7 +24,7 @@ from lm.data.encode import token_dtype
 from lm.data.files import InputFile, blocks
 from lm.data.prepare import prepare
 from lm.data.shards import SPLITS, TOKENIZER
-from lm.data.tokenizer import Tokenizer
+from lm.data.tokenizer import Tokenizer, train
 from lm.data.workers import cores
 
 FOLDER = Path("outputs/bench")
@@ -77,8 +77,6 @@ def _tokenizer(files: List[Path], vocabulary_size: int) -> Path:
     """A vocabulary of the corpus itself, trained once."""
     folder = files[0].parent / f"vocabulary-{vocabulary_size}"
     if not (folder / TOKENIZER).exists():
-        from lm.data.tokenizer import train
-
         folder.mkdir(exist_ok=True)
         lines = (line for path in files for line in _lines(path))
         texts = (orjson.loads(line)["text"] for number, line in enumerate(lines) if number % 8 == 0)
@@ -147,7 +145,7 @@ def _pool(files: List[Path], tokenizer: Path) -> int:
 
 def _where(path: Path, tokenizer: Path) -> Dict[str, float]:
     """Each stage of one worker on one file, by itself: MB of text a second."""
-    file = InputFile(str(path), path.stat().st_size)
+    file = InputFile.at(str(path))
     encoder = Tokenizer(tokenizer)
     rates = {}
 

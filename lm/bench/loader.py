@@ -27,6 +27,7 @@ SECONDS = 5.0
 LATENCY_SECONDS = 0.005
 VOCABULARY = 50257
 STEPS = 12
+SMALLEST = ["model.layers=1", "model.width=64", "model.heads=2", "dataset.vocabulary_size=512"]
 
 
 class _Far(TokenStream):
@@ -49,14 +50,14 @@ def bench_loader(megabytes: int, console: Console) -> Dict[str, float]:
     found = {"page cache": raw / 2}
     for context, batch in ((256, 8), (1024, 64)):
         for name, kind in (("", TokenStream), (", 5 ms a read", _Far)):
-            mixture = _mixture(path, tokens, context, kind)
+            mixture = _mixture(kind([Extent(path, 0, tokens)], np.dtype("<u2"), VOCABULARY), context)
             feed = Feed(mixture, context, 0, batch, 0, batch)
             rate = _tokens_per_second(feed.batch, batch * context)
             shown = f"batch {batch} x {context}{name}"
             found[shown] = rate
             read = rate * 2 / 1e6
             console.print(f"  {shown:<32} {rate / 1e6:8.1f} M tokens/s, {read:8.1f} MB/s, {rate * 2 / raw:.0%}")
-    mixture = _mixture(path, tokens, 256, TokenStream)
+    mixture = _mixture(TokenStream([Extent(path, 0, tokens)], np.dtype("<u2"), VOCABULARY), 256)
     batches = training_batches(mixture, 256, 0, 8, 0, 1)
     found["tf.data"] = _tokens_per_second(lambda _: next(batches), 8 * 256)
     console.print(f"  through tf.data, batch 8 x 256   {found['tf.data'] / 1e6:8.1f} M tokens/s")
@@ -67,9 +68,6 @@ def bench_loader(megabytes: int, console: Console) -> Dict[str, float]:
     found["seek seconds"] = _seek_seconds()
     console.print(f"  seek in a billion sequences, three epochs in: {found['seek seconds']:.2f} s")
     return found
-
-
-SMALLEST = ["model.layers=1", "model.width=64", "model.heads=2", "dataset.vocabulary_size=512"]
 
 
 def _page_cache_bytes_per_second(path: Path) -> float:
@@ -88,9 +86,9 @@ def _page_cache_bytes_per_second(path: Path) -> float:
         return read / (time.perf_counter() - begun)
 
 
-def _mixture(path: Path, tokens: int, context: int, kind: Any) -> Mixture:
-    stream = kind([Extent(path, 0, tokens)], np.dtype("<u2"), VOCABULARY)
-    sequences = (tokens - 1) // context
+def _mixture(stream: TokenStream, context: int) -> Mixture:
+    """One stream in the chunks and blocks that a run has."""
+    sequences = (stream.tokens - 1) // context
     order = Order(sequences, 0, 0, CHUNK_BYTES // (2 * context))
     return Mixture([Component("tokens", stream, order, sequences)], 0, BLOCK_BYTES // (2 * context))
 
@@ -112,7 +110,6 @@ def _appetite(overrides: Any) -> float:
     vocabulary = config.dataset.vocabulary_size
     model = strategy.model(lambda: Decoder(config.model, vocabulary, 0, config.train.precision))
     optimizer = make_optimizer(config, plan, named_variables(model))
-    strategy.variables(model, optimizer)
     step = strategy.train_step(model, optimizer, plan)
     shape = [plan.global_batch_sequences, plan.context_tokens + 1]
     tokens_BS = tf.random.uniform(shape, 0, vocabulary, tf.int32)
@@ -126,9 +123,8 @@ def _appetite(overrides: Any) -> float:
 
 def _seek_seconds() -> float:
     sequences, context = 1_000_000_007, 2048
-    order = Order(sequences, 0, 0, CHUNK_BYTES // (2 * context))
-    stream = TokenStream([], np.dtype("<u2"), VOCABULARY)
-    mixture = Mixture([Component("tokens", stream, order, sequences)], 0, BLOCK_BYTES // (2 * context))
+    tokens = Extent(Path("of a set that is not there"), 0, sequences * context + 1)
+    mixture = _mixture(TokenStream([tokens], np.dtype("<u2"), VOCABULARY), context)
     begun = time.perf_counter()
     block, _ = mixture.locate(3 * sequences + 987_654_321)
     mixture.block(block)

@@ -31,6 +31,21 @@ BATCH_CHARACTERS = 2**22  # that are encoded together
 REPORT_SECONDS = 0.5
 
 
+@dataclass(frozen=True)
+class Task:
+    """A part to prepare: its name, and the pieces of input that it is made of.
+
+    folder: the dataset's, where tokenizer.json is. threads: that encode; the result does not depend on them.
+    """
+
+    name: str
+    pieces: List[Piece]
+    folder: Path
+    dataset: Dataset
+    prepare: Prepare
+    threads: int = 1
+
+
 @dataclass
 class Progress:
     """How far a task is. read_bytes: of the input as stored. Of text_bytes and documents: what was taken."""
@@ -44,28 +59,18 @@ class Progress:
     found: bool = False  # done before
 
 
-def encode_part(
-    folder: Path,
-    name: str,
-    pieces: List[Piece],
-    dataset: Dataset,
-    prepare: Prepare,
-    threads: int,
-    report: Callable[[Progress], Any],
-) -> Part:
+def encode_part(task: Task, report: Callable[[Progress], Any]) -> Part:
     """Prepares one part of a dataset's folder, or takes it as it is where it was done before.
 
-    folder: the dataset's, where tokenizer.json is. threads: that encode; the result does not depend on them.
     report: told of the progress twice a second. Raises InputError.
     """
-    target = folder / PARTS / name
-    progress = Progress(name)
+    target = task.folder / PARTS / task.name
     found = target.exists()
     if not found:
-        aside = folder / PARTS / f".{name}.{uuid.uuid4().hex[:8]}"
+        aside = target.with_name(f".{task.name}.{uuid.uuid4().hex[:8]}")
         aside.mkdir()
         try:
-            part = _encode(folder, aside, progress, pieces, dataset, prepare, threads, report)
+            part = _encode(task, aside, report)
             (aside / PART).write_text(json.dumps(dataclasses.asdict(part), indent=1) + "\n")
             _sync(aside)
             os.rename(aside, target)
@@ -79,8 +84,8 @@ def encode_part(
     counts = [source for split in part.splits.values() for source in split.sources]
     report(
         Progress(
-            name,
-            sum(piece.end - piece.start for piece in pieces),
+            task.name,
+            sum(piece.end - piece.start for piece in task.pieces),
             sum(count.text_bytes for count in counts),
             sum(count.documents for count in counts),
             part.rejected,
@@ -110,22 +115,14 @@ def _tokenizer(path: Path, modified_ns: int) -> Tokenizer:
     return Tokenizer(path)
 
 
-def _encode(
-    folder: Path,
-    aside: Path,
-    progress: Progress,
-    pieces: List[Piece],
-    dataset: Dataset,
-    prepare: Prepare,
-    threads: int,
-    report: Callable[[Progress], Any],
-) -> Part:
-    path = folder / TOKENIZER
+def _encode(task: Task, aside: Path, report: Callable[[Progress], Any]) -> Part:
+    path = task.folder / TOKENIZER
     tokenizer = _tokenizer(path, path.stat().st_mtime_ns)
     dtype = token_dtype(tokenizer.vocabulary_size)
     writers = {
-        name: SplitWriter(aside, name, dtype, tokenizer.end_of_text, dataset.shard_bytes) for name in SPLITS
+        name: SplitWriter(aside, name, dtype, tokenizer.end_of_text, task.dataset.shard_bytes) for name in SPLITS
     }
+    progress = Progress(task.name)
     gzip = zlib.compressobj(9, zlib.DEFLATED, 31)  # 31: gzip's own header, as `gzip -9` writes it
     gzip_bytes = 0
     reported = time.monotonic()
@@ -133,9 +130,9 @@ def _encode(
     def read(count: int) -> None:
         progress.read_bytes += count
 
-    reader = Reader(dataset, prepare, tokenizer.end_of_text, read)
-    with closing(_Encoder(tokenizer, threads)) as encoder:
-        for batch in _batches(reader, pieces):
+    reader = Reader(task.dataset, task.prepare, tokenizer.end_of_text, read)
+    with closing(_Encoder(tokenizer, task.threads)) as encoder:
+        for batch in _batches(reader, task.pieces):
             for document, ids, utf8 in encoder.encode(batch):
                 writers[document.split].add(ids, len(utf8), document.source, document.ends)
                 if document.split == "validation":
@@ -149,7 +146,7 @@ def _encode(
     splits = {name: writer.close() for name, writer in writers.items()}
     if splits["validation"].documents:
         splits["validation"].gzip_bytes = gzip_bytes + len(gzip.flush())
-    return Part(progress.part, dict(sorted(reader.rejected.items())), splits)
+    return Part(task.name, dict(sorted(reader.rejected.items())), splits)
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype[Any]:

@@ -33,6 +33,12 @@ class InputFile(NamedTuple):
     stored_bytes: int
     version: str = ""
 
+    @classmethod
+    def at(cls, path: str) -> InputFile:
+        """A local file as it is now."""
+        stat = os.stat(path)
+        return cls(path, stat.st_size, str(stat.st_mtime_ns))
+
     @property
     def kind(self) -> str:
         """The suffix that tells the format, compression left out: ".jsonl" of a.jsonl.zst."""
@@ -90,8 +96,7 @@ def _find_one(one: str, suffixes: Tuple[str, ...]) -> List[InputFile]:
             names = [name for name in names if name.endswith(suffixes)]
         else:
             names = [path] if os.path.exists(path) else glob.glob(path, recursive=True)
-        stats = [(name, os.stat(name)) for name in names if not os.path.isdir(name)]
-        return [InputFile(name, stat.st_size, str(stat.st_mtime_ns)) for name, stat in stats]
+        return [InputFile.at(name) for name in names if not os.path.isdir(name)]
     if any(sign in path for sign in "*?["):
         details = fs.glob(path, detail=True)
     elif not path.endswith(suffixes) and fs.isdir(path):

@@ -23,10 +23,10 @@ MEGATRON_VERSION = 1
 MEGATRON_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are of floating point
 PIECE_TOKENS = 2**22
 INDEX_DOCUMENTS = 2**20  # of an .idx that are read at once
-Piece = Tuple[np.ndarray[Any, Any], bool]  # ids of a document, and whether it ends with them
+Ids = Tuple[np.ndarray[Any, Any], bool]  # ids of a document, and whether it ends with them
 
 
-def nanogpt_documents(file: InputFile, end_of_text: int, read: Reading) -> Iterator[Piece]:
+def nanogpt_documents(file: InputFile, end_of_text: int, read: Reading) -> Iterator[Ids]:
     """The documents of a flat file of uint16 ids, cut at end-of-text, which they are given without.
 
     Raises InputError for half a token.
@@ -46,7 +46,7 @@ def nanogpt_documents(file: InputFile, end_of_text: int, read: Reading) -> Itera
         yield waiting, True
 
 
-def megatron_documents(file: InputFile, end_of_text: int, read: Reading) -> Iterator[Piece]:
+def megatron_documents(file: InputFile, end_of_text: int, read: Reading) -> Iterator[Ids]:
     """The documents of an .idx, from the .bin beside it; the end-of-text that --append-eod added is taken off.
 
     Raises InputError for another format, and where index and tokens disagree.

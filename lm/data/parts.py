@@ -26,15 +26,18 @@ KINDS = "a folder, a file, a URL, or a quoted glob of .jsonl(.zst|.gz), .parquet
 class Input:
     """All input of a dataset.
 
-    digest: eight hexadecimal digits that change with most changes of the text. state: the same with the times of
-    change and the borders of the shares, which a preparation that goes on must find again.
+    digest: eight hexadecimal digits that change with most changes of the text.
     """
 
     parts: List[List[Piece]]
     files: int
     stored_bytes: int
     digest: str
-    state: str
+
+    @property
+    def state(self) -> str:
+        """A digest of times of change and borders of shares too: what a preparation that goes on must find again."""
+        return _digest(repr(self.parts))
 
 
 def find_input(dataset: Dataset) -> Input:
@@ -55,11 +58,10 @@ def find_input(dataset: Dataset) -> Input:
         *_pieces(files, False if held_out else None, 0.0 if held_out else dataset.validation_fraction),
         *_pieces(held_out, True, 0.0),
     ]
-    parts = _join(pieces)
     every = files + held_out
     root = common_prefix(every)
     listing = "".join(f"{file.url[len(root) :]} {file.stored_bytes}\n" for file in every)
-    return Input(parts, len(every), sum(file.stored_bytes for file in every), _digest(listing), _digest(repr(parts)))
+    return Input(_join(pieces), len(every), sum(file.stored_bytes for file in every), _digest(listing))
 
 
 def _digest(text: str) -> str:
@@ -71,8 +73,7 @@ def _find(setting: str, source: str) -> List[InputFile]:
         root = Path(sysconfig.get_paths()["stdlib"])
         skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"}
         paths = [path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts)]
-        stats = [(str(path), path.stat()) for path in paths]
-        return sorted(InputFile(path, stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats)
+        return sorted(InputFile.at(str(path)) for path in paths)
     try:
         found = find(source, _suffixes())
     except InputError as error:

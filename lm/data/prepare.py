@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 from rich.console import Console
 
 from lm.config import ConfigError, Problem
-from lm.data.encode import token_dtype
+from lm.data.encode import Task, token_dtype
 from lm.data.files import InputError
 from lm.data.parts import Input, find_input
 from lm.data.shards import (
@@ -115,7 +115,7 @@ def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console
     text = find_input(dataset)
     _begin(folder, dataset, text)
     console.print(f"preparing {folder}: {text.files:,} files, {text.stored_bytes / 1e6:,.1f} MB")
-    tasks = [(f"{number:05d}", pieces) for number, pieces in enumerate(text.parts)]
+    tasks = [Task(f"{number:05d}", pieces, folder, dataset, how) for number, pieces in enumerate(text.parts)]
     try:
         check_scheduler(how, folder)
         tokenizer = _tokenizer(folder, dataset, how, text, given)
@@ -129,7 +129,7 @@ def _prepare_into(folder: Path, dataset: Dataset, how: Prepare, console: Console
         raise
     try:
         with Display(console, text.stored_bytes) as display:
-            parts = run_tasks(folder, tasks, dataset, how, display)
+            parts = run_tasks(folder, tasks, how, display)
     except InputError:
         # a mistake found at once leaves nothing to be in the way of its correction; on a cluster tasks may still run
         if how.dask_address is None and not any((folder / PARTS).glob("[0-9]*")):

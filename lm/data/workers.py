@@ -6,22 +6,21 @@ import os
 import time
 from collections import Counter
 from concurrent.futures import CancelledError
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Union
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from lm.config import ConfigError, Problem
-from lm.data.encode import Progress, encode_part
+from lm.data.encode import Progress, Task, encode_part
 from lm.data.files import InputError
-from lm.data.formats import Piece
 from lm.data.shards import PARTS, Part
 from lm.run import RunFailed
-from lm.schema import Dataset, Prepare
+from lm.schema import Prepare
 
-Task = Tuple[str, List[Piece]]  # a part's name and its pieces
 TOPIC = "lm-prepare"
 RETRIES = 2  # of a task that failed for another reason than its input: a network, say
 ANSWER_SECONDS = 10.0  # to wait for a scheduler
@@ -33,10 +32,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def run_tasks(
-    folder: Path, tasks: List[Task], dataset: Dataset, prepare: Prepare, display: Display
-) -> List[Part]:
-    """Every part, in the order of the tasks.
+def run_tasks(folder: Path, tasks: List[Task], prepare: Prepare, display: Display) -> List[Part]:
+    """Every part of a dataset's folder, in the order of the tasks.
 
     Raises InputError of the first task that fails for its input, ConfigError where the scheduler cannot be used, and
     RunFailed for a full disk, a lost network, or a task whose workers are lost again and again.
@@ -44,17 +41,13 @@ def run_tasks(
     try:
         if prepare.dask_address is None and (len(tasks) == 1 or cores() == 1 or prepare.workers == 1):
             threads = prepare.workers or cores()
-            return [
-                encode_part(folder, name, pieces, dataset, prepare, threads, display.update) for name, pieces in tasks
-            ]
-        return _on_dask(folder, tasks, dataset, prepare, display)
+            return [encode_part(replace(task, threads=threads), display.update) for task in tasks]
+        return _on_dask(folder, tasks, prepare, display)
     except OSError as error:  # a full disk, a network that stays away
         raise RunFailed(f"{folder} is not finished, and goes on from here when started again: {error}") from error
 
 
-def _on_dask(
-    folder: Path, tasks: List[Task], dataset: Dataset, prepare: Prepare, display: Display
-) -> List[Part]:
+def _on_dask(folder: Path, tasks: List[Task], prepare: Prepare, display: Display) -> List[Part]:
     from distributed import KilledWorker, LocalCluster, as_completed
 
     workers = min(prepare.workers or cores(), len(tasks))
@@ -67,18 +60,16 @@ def _on_dask(
     client = _connect(cluster, prepare, folder)
     try:
         client.subscribe_topic(TOPIC, lambda event: display.update(Progress(**event[1]["progress"])))
+        sent = [replace(task, folder=folder.resolve(), threads=threads) for task in tasks]
         futures = {
-            client.submit(
-                encode_task, str(folder.resolve()), name, pieces, dataset, prepare, threads, pure=False, retries=RETRIES
-            ): place
-            for place, (name, pieces) in enumerate(tasks)
+            client.submit(encode_task, task, pure=False, retries=RETRIES): place for place, task in enumerate(sent)
         }
         parts: Dict[int, Part] = {}
         for future in as_completed(list(futures)):
             try:
                 result = future.result()
             except (KilledWorker, CancelledError) as error:
-                name = tasks[futures[future]][0]
+                name = tasks[futures[future]].name
                 text = f"part {name} was lost with Dask's workers or scheduler ({type(error).__name__}: {error})"
                 raise RunFailed(f"{text}; {folder} goes on from here when started again") from None
             if isinstance(result, InputError):
@@ -126,12 +117,8 @@ def _sees(folder: str) -> bool:
     return Path(folder, PARTS).is_dir()
 
 
-def encode_task(
-    folder: str, name: str, pieces: List[Piece], dataset: Dataset, prepare: Prepare, threads: int
-) -> Union[Part, InputError]:
+def encode_task(task: Task) -> Union[Part, InputError]:
     """`encode_part` on a Dask worker; its progress goes to the client as events."""
-    from dataclasses import asdict
-
     from distributed import get_worker
 
     worker = get_worker()
@@ -140,7 +127,7 @@ def encode_task(
         worker.log_event(TOPIC, {"progress": asdict(progress)})
 
     try:
-        return encode_part(Path(folder), name, pieces, dataset, prepare, threads, report)
+        return encode_part(task, report)
     except InputError as error:  # as a result: to try it again would only fail again
         return error
 

@@ -1,4 +1,4 @@
-"""How a model is trained in parallel: the protocol, the table of names, and loading one.
+"""How a model is trained in parallel: what a strategy is, the table of names, and loading one.
 
 A strategy builds the step functions, because SageMaker's model parallelism leaves no other seam: inside its step
 there is no tape, and a model may be called nowhere else.
@@ -7,11 +7,13 @@ there is no tape, and a model may be called nowhere else.
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import tensorflow as tf
 
+from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
 
@@ -51,31 +53,40 @@ TrainStep = Callable[[tf.Tensor, tf.Tensor], Step]
 EvalStep = Callable[[tf.Tensor, tf.Tensor], "tuple[tf.Tensor, tf.Tensor]"]
 
 
-class Strategy(Protocol):
-    """One way to train in parallel."""
+class Strategy(ABC):
+    """One way to train in parallel; what is the same wherever each process holds the whole model is here."""
 
     topology: Topology
     library: str  # the module that processes talk through, or why there is none
     traces: int  # how often the training step was traced: once, or something is wrong
 
     def model(self, build: Callable[[], Any]) -> Any:
-        """Builds the model where it belongs, every weight made."""
+        """Builds the model where it belongs, called once so that Keras has every weight of it."""
+        model = build()
+        model(tf.zeros([1, 2], tf.int32))
+        return model
 
     def logits(self, model: Any) -> Optional[Any]:
         """The model as tokens in, logits out, for sampling; None where no process can call it alone."""
-
-    def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
-        """The compiled step on this replica's sequences."""
-
-    def eval_step(self, model: Any) -> EvalStep:
-        """The compiled evaluation of this replica's sequences, summed over the replicas."""
+        return model
 
     def variables(self, model: Any, optimizer: Optimizer) -> Dict[str, tf.Variable]:
         """All that a checkpoint holds, by name: weights and the optimizer's state."""
+        return {**named_variables(model), **optimizer.state}
 
+    @abstractmethod
+    def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
+        """The compiled step on this replica's sequences."""
+
+    @abstractmethod
+    def eval_step(self, model: Any) -> EvalStep:
+        """The compiled evaluation of this replica's sequences, summed over the replicas."""
+
+    @abstractmethod
     def mean(self, value: float) -> float:
         """The mean of a number over all ranks; every rank calls it."""
 
+    @abstractmethod
     def barrier(self) -> None:
         """Returns when every rank has come here."""
 

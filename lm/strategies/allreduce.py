@@ -7,15 +7,15 @@ by side for both libraries.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Tuple
 
 import tensorflow as tf
 
 from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
-from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
-from lm.strategies.passes import accumulated_loss, built, dense, summed_loss
+from lm.strategies import EvalStep, Step, Strategy, Topology, TrainStep, devices
+from lm.strategies.passes import accumulated_loss, dense, summed_loss
 
 
 class Reductions(NamedTuple):
@@ -26,7 +26,7 @@ class Reductions(NamedTuple):
     tape: Callable[[tf.GradientTape], Any]
 
 
-def horovod(_: Any = None) -> AllReduce:
+def horovod(_: Any) -> AllReduce:
     """The strategy on Horovod (github.com/horovod/horovod, docs/tensorflow.rst)."""
     hvd = importlib.import_module("horovod.tensorflow")
     return AllReduce(
@@ -39,7 +39,7 @@ def horovod(_: Any = None) -> AllReduce:
     )
 
 
-def sdp(_: Any = None) -> AllReduce:
+def sdp(_: Any) -> AllReduce:
     """The strategy on SageMaker's data parallel library: the real one in its training images, elsewhere ours."""
     library = smdistributed("dataparallel")
     return AllReduce(
@@ -62,7 +62,23 @@ def smdistributed(name: str) -> Any:
         return importlib.import_module(f"lm.smdistributed_local.{name}")
 
 
-class AllReduce:
+def broadcast_once(step: TrainStep, backend: Any, weights: List[tf.Variable], optimizer: Optimizer) -> TrainStep:
+    """The step, and after its first time rank 0's weights and optimizer state for everyone."""
+    started = False
+
+    def step_and_broadcast_once(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
+        nonlocal started
+        report = step(tokens_BS, seed)
+        if not started:
+            backend.broadcast_variables(weights, root_rank=0)
+            backend.broadcast_variables(list(optimizer.state.values()), root_rank=0)
+            started = True
+        return report
+
+    return step_and_broadcast_once
+
+
+class AllReduce(Strategy):
     """One replica a process; every process holds the whole model."""
 
     def __init__(self, backend: Any, reduce: Reductions) -> None:
@@ -80,18 +96,11 @@ class AllReduce:
         )
         devices.take(self.topology.local_rank, self.topology.local_size)  # 2: a device of its own, by local rank
 
-    def model(self, build: Callable[[], Any]) -> Any:
-        return built(build)
-
-    def logits(self, model: Any) -> Any:
-        return model
-
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         # 3: the learning rate, scaled by the number of replicas where parallel.lr_scaling asks, is the plan's
         # peak_learning_rate, which the optimizer follows.
-        named = named_variables(model)
-        weights = list(named.values())
-        backend, reduce = self.backend, self.reduce
+        weights = list(named_variables(model).values())
+        reduce = self.reduce
 
         @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
@@ -103,19 +112,9 @@ class AllReduce:
             update = optimizer.apply(dense(tape.gradient(loss, weights)))
             return Step(unscaled, *update)
 
-        started = False
-
-        def step_and_broadcast_once(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
-            nonlocal started
-            report = step(tokens_BS, seed)
-            if not started:  # 5: rank 0's weights and optimizer state, once the first step has made them all
-                backend.broadcast_variables(weights, root_rank=0)
-                backend.broadcast_variables(list(optimizer.state.values()), root_rank=0)
-                started = True
-            return report
-
+        # 5: rank 0's weights and optimizer state, once the first step has made them all
         # 6: checkpoints come from rank 0 alone: lm.loop saves where topology.rank is 0.
-        return step_and_broadcast_once
+        return broadcast_once(step, self.backend, weights, optimizer)
 
     def eval_step(self, model: Any) -> EvalStep:
         reduce = self.reduce
@@ -127,9 +126,6 @@ class AllReduce:
             return total[0], total[1]
 
         return step
-
-    def variables(self, model: Any, optimizer: Optimizer) -> Dict[str, tf.Variable]:
-        return {**named_variables(model), **optimizer.state}
 
     def mean(self, value: float) -> float:
         return float(self.reduce.average(tf.constant(value, tf.float64), "mean"))

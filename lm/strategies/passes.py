@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lm.model import cross_entropy, named_variables
 from lm.plan import Plan
-
-
-def built(build: Callable[[], Any]) -> Any:
-    """The model, called once so that Keras has every weight of it."""
-    model = build()
-    model(tf.zeros([1, 2], tf.int32))
-    return model
 
 
 def mean_loss(model: Any, tokens_BS: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:

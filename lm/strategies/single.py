@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Tuple
 
 import tensorflow as tf
 
 from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
-from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
-from lm.strategies.passes import accumulated_loss, built, dense, summed_loss
+from lm.strategies import EvalStep, Step, Strategy, Topology, TrainStep, devices
+from lm.strategies.passes import accumulated_loss, dense, summed_loss
 
 
-class Single:
+class Single(Strategy):
     """One process, one replica."""
 
     library = "one process"
 
-    def __init__(self, _: Any = None) -> None:
+    def __init__(self, _: Any) -> None:
         self.topology = Topology()
         self.traces = 0
         devices.take(local_rank=0, local_size=1)
-
-    def model(self, build: Callable[[], Any]) -> Any:
-        return built(build)
-
-    def logits(self, model: Any) -> Any:
-        return model
 
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         weights = list(named_variables(model).values())
@@ -49,9 +43,6 @@ class Single:
             return summed_loss(model, tokens_BS, weights_BT)
 
         return step
-
-    def variables(self, model: Any, optimizer: Optimizer) -> Dict[str, tf.Variable]:
-        return {**named_variables(model), **optimizer.state}
 
     def mean(self, value: float) -> float:
         return value

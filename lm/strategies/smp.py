@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -17,14 +17,14 @@ from lm.model import cross_entropy, named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
 from lm.schema import Smp
-from lm.strategies import EvalStep, Step, Topology, TrainStep, devices
-from lm.strategies.allreduce import smdistributed
+from lm.strategies import EvalStep, Step, Strategy, Topology, TrainStep, devices
+from lm.strategies.allreduce import broadcast_once, smdistributed
 from lm.strategies.passes import dense
 
 PARAMETERS = ("partitions", "microbatches", "pipeline", "optimize", "placement_strategy", "auto_partition", "horovod")
 
 
-class ModelParallel:
+class ModelParallel(Strategy):
     """Replicas whose layers lie on `partitions` devices each. parallel: the section of the configuration."""
 
     def __init__(self, parallel: Smp) -> None:
@@ -65,8 +65,7 @@ class ModelParallel:
         return model.decoder if self.ours else None
 
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
-        named = named_variables(model)
-        weights = list(named.values())
+        weights = list(named_variables(model).values())
 
         @self.smp.step(non_split_inputs=["run_seed", "loss_scale"])  # 4: what runs once a microbatch
         def forward_and_backward(
@@ -87,19 +86,8 @@ class ModelParallel:
             accumulated = [self._average(gradient.accumulate()) for gradient in gradients]
             return Step(loss, *optimizer.apply(accumulated))
 
-        started = self.hvd is None
-
-        def step_and_broadcast_once(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
-            nonlocal started
-            report = step(tokens_BS, seed)
-            if not started and self.hvd is not None:
-                self.hvd.broadcast_variables(weights, root_rank=0)
-                self.hvd.broadcast_variables(list(optimizer.state.values()), root_rank=0)
-                started = True
-            return report
-
         # 6: checkpoints come from one replica alone: lm.loop saves where topology.rank is 0.
-        return step_and_broadcast_once
+        return step if self.hvd is None else broadcast_once(step, self.hvd, weights, optimizer)
 
     def eval_step(self, model: Any) -> EvalStep:
         @self.smp.step
@@ -114,9 +102,6 @@ class ModelParallel:
             return total[0], total[1]
 
         return step
-
-    def variables(self, model: Any, optimizer: Optimizer) -> Dict[str, tf.Variable]:
-        return {**named_variables(model), **optimizer.state}
 
     def mean(self, value: float) -> float:
         return float(self._average(tf.constant(value, tf.float64), "mean"))

@@ -65,14 +65,11 @@ def allgather(obj: Any, group: CommGroup) -> List[Any]:
     """Every rank's object, in the order of ranks. Ranks that one process drives have the same."""
     state = process.current()
     of_replicas = _functions().allgather_object(obj) if state.replicas > 1 else [obj]
-    partitions = state.parameters.partitions
     if group is CommGroup.DP_GROUP:
         return list(of_replicas)
     if group is CommGroup.MP_GROUP:
-        return [obj] * partitions
-    every = process.groups(process.size(), partitions, state.parameters.placement_strategy)
-    owner = {rank: replica for replica, ranks in enumerate(every) for rank in ranks}
-    return [of_replicas[owner[rank]] for rank in range(process.size())]
+        return [obj] * process.mp_size()
+    return [of_replicas[_replica(rank, RankType.WORLD_RANK)] for rank in range(process.size())]
 
 
 def barrier(group: CommGroup = CommGroup.WORLD) -> None:
@@ -97,8 +94,7 @@ def _replica(rank: int, rank_type: RankType) -> int:
         return state.replica
     if rank_type is RankType.DP_RANK:
         return rank
-    every = process.groups(process.size(), state.parameters.partitions, state.parameters.placement_strategy)
-    return next(replica for replica, ranks in enumerate(every) if rank in ranks)
+    return next(replica for replica, ranks in enumerate(state.mp_groups()) if rank in ranks)
 
 
 def _functions() -> Any:

@@ -40,11 +40,18 @@ class DistributedModel(tf.keras.Model):
 
     def save_model(self, save_path: str = "/opt/ml/model") -> None:
         """Writes one SavedModel of the whole. SageMaker's serving wants a number as the last folder."""
-        token = _in_step.set(True)
-        try:
+        with inside_a_step():
             tf.saved_model.save(self, save_path)
-        finally:
-            _in_step.reset(token)
+
+
+@contextlib.contextmanager
+def inside_a_step() -> Iterator[None]:
+    """Allows the calls of a DistributedModel."""
+    token = _in_step.set(True)
+    try:
+        yield
+    finally:
+        _in_step.reset(token)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 
@@ -51,39 +51,33 @@ def assign(units: List[Unit], parameters: Parameters) -> Dict[int, int]:
     parameters' bytes under optimize=memory, operations under speed. A layer that shares a variable with an earlier one
     joins it, as a tied head does the embedding.
     """
-    if not parameters.auto_partition:
-        placed = {
-            unit.layer: parameters.default_partition if unit.by_hand is None else unit.by_hand for unit in units
+    leaders = _leaders(units)
+    if parameters.auto_partition:
+        costs = dict.fromkeys(leaders, 0.0)  # a follower's is its leader's
+        seen: Set[int] = set()
+        for unit, leader in zip(units, leaders):
+            own = sum(size for key, size in unit.variable_bytes.items() if key not in seen)
+            costs[leader] += own if parameters.optimize == "memory" else unit.operations
+            seen.update(unit.variable_bytes)
+        where = dict(zip(costs, _balance(list(costs.values()), parameters.partitions)))
+    else:
+        hands = [units[leader].by_hand for leader in leaders]
+        where = {
+            leader: parameters.default_partition if hand is None else hand for leader, hand in zip(leaders, hands)
         }
-        return _together(units, placed)
-    owner: Dict[int, int] = {}
-    costs: List[float] = []
-    leaders: List[Unit] = []
-    for unit in units:  # a follower's cost is its leader's
-        shared = [owner[key] for key in unit.variable_bytes if key in owner]
-        own = sum(size for key, size in unit.variable_bytes.items() if key not in owner)
-        cost = float(own) if parameters.optimize == "memory" else unit.operations
-        if shared:
-            costs[shared[0]] += cost
-            continue
-        for key in unit.variable_bytes:
-            owner[key] = len(leaders)
-        leaders.append(unit)
-        costs.append(cost)
-    borders = _balance(costs, parameters.partitions)
-    placed = {unit.layer: borders[number] for number, unit in enumerate(leaders)}
-    return _together(units, placed)
+    return {unit.layer: where[leader] for unit, leader in zip(units, leaders)}
 
 
-def _together(units: List[Unit], placed: Dict[int, int]) -> Dict[int, int]:
-    """Moves every layer that shares a variable to the first that has it."""
+def _leaders(units: List[Unit]) -> List[int]:
+    """The place of the first layer that each shares a variable with, through others too; its own where none does."""
+    leaders: List[int] = []
     owner: Dict[int, int] = {}
-    for unit in units:
-        where = next((owner[key] for key in unit.variable_bytes if key in owner), placed.get(unit.layer, 0))
-        placed[unit.layer] = where
+    for place, unit in enumerate(units):
+        leader = next((owner[key] for key in unit.variable_bytes if key in owner), place)
+        leaders.append(leader)
         for key in unit.variable_bytes:
-            owner.setdefault(key, where)
-    return placed
+            owner.setdefault(key, leader)
+    return leaders
 
 
 def _balance(costs: List[float], partitions: int) -> List[int]:

@@ -27,6 +27,11 @@ class State:
     stepped: bool = False  # whether the first step has partitioned the model
     partition_of: Dict[int, Dict[int, int]] = field(default_factory=dict)  # of each layer of each model, by id
 
+    def mp_groups(self) -> List[List[int]]:
+        """The ranks of each replica."""
+        partitions = self.parameters.partitions
+        return groups(self.replicas * partitions, partitions, self.parameters.placement_strategy)
+
 
 _state: Optional[State] = None
 
@@ -109,16 +114,12 @@ def groups(size: int, partitions: int, placement_strategy: str) -> List[List[int
 def get_mp_group() -> List[int]:
     """The ranks that hold one replica of the model: this process's."""
     state = current()
-    partitions = state.parameters.partitions
-    return groups(state.replicas * partitions, partitions, state.parameters.placement_strategy)[state.replica]
+    return state.mp_groups()[state.replica]
 
 
 def get_dp_group() -> List[int]:
     """The ranks that hold the same partition as this one, of every replica."""
-    state = current()
-    partitions = state.parameters.partitions
-    every = groups(state.replicas * partitions, partitions, state.parameters.placement_strategy)
-    return [group[mp_rank()] for group in every]
+    return [group[mp_rank()] for group in current().mp_groups()]
 
 
 def size() -> int:

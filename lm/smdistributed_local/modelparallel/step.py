@@ -11,7 +11,7 @@ from tensorflow.python import pywrap_tfe
 
 from lm.smdistributed_local import RuleBroken
 from lm.smdistributed_local.modelparallel import state as process
-from lm.smdistributed_local.modelparallel.model import _in_step, run_post_partition_hooks
+from lm.smdistributed_local.modelparallel.model import inside_a_step, run_post_partition_hooks
 
 
 class StepOutput:
@@ -162,7 +162,6 @@ GRADIENTS = (
 @contextlib.contextmanager
 def _stepping() -> Iterator[None]:
     """Marks that a step is being traced, in which a tape is refused."""
-    token = _in_step.set(True)
     enter = tf.GradientTape.__enter__
 
     def refuse(_: Any) -> Any:
@@ -170,7 +169,7 @@ def _stepping() -> Iterator[None]:
 
     tf.GradientTape.__enter__ = refuse
     try:
-        yield
+        with inside_a_step():
+            yield
     finally:
         tf.GradientTape.__enter__ = enter
-        _in_step.reset(token)
