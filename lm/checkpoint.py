@@ -25,9 +25,9 @@ import numpy as np
 import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
-from lm.config import ConfigError, Problem
 from lm.data.mixture import mixture_identity
 from lm.data.shards import Manifest
+from lm.refusal import ConfigError, Problem
 from lm.run import RunFailed, sync_folder, write_whole
 from lm.schema import Config
 

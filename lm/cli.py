@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, List, Optional
 
 from lm import job
-from lm.config import ConfigError, Problem
 from lm.data.shards import MANIFEST, SPLITS
+from lm.refusal import ConfigError, Problem
 from lm.report import make_console, table
 
 

@@ -16,8 +16,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.config import ConfigError, Problem, defaults, did_you_mean, load
+from lm.config import defaults, load
 from lm.plan import make_plan
+from lm.refusal import ConfigError, Problem, did_you_mean
 from lm.schema import Config
 
 REFUSED = (HydraException, OmegaConfBaseException, ValueError)  # what Hydra raises for what it cannot compose

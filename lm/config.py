@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Tuple
+from typing import Any, Dict, List
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lm.disagreements import disagreements
+from lm.refusal import ConfigError, Problem, did_you_mean
 from lm.schema import KINDS, SECTIONS, Config
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with a configuration.
-
-    keys: the settings that it is about, most telling first ("model.heads").
-    text: what is wrong, with both numbers.
-    fix: what to type instead.
-    """
-
-    keys: Tuple[str, ...]
-    text: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.text}\n     -> {self.fix}" if self.fix else self.text
-
-
-class ConfigError(Exception):
-    """A request that is refused before anything slow happens. Exit status 2.
-
-    problems: every problem that was found, not only the first.
-    """
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = list(problems)
-        count = len(self.problems)
-        head = "1 problem" if count == 1 else f"{count} problems"
-        lines = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)]
-        super().__init__("\n".join([f"refused: {head} in this configuration; nothing was started", *lines]))
-
-
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest valid name, or all of them."""
-    valid = sorted(valid)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}"
 
 
 def defaults() -> Dict[str, Any]:
@@ -90,7 +52,7 @@ def load(composed: DictConfig) -> Config:
     sections = {name: _section(name, composed[name], problems) for name in SECTIONS}
     config = Config(**sections)
     bad = {key for problem in problems for key in problem.keys}
-    problems += [problem for problem in _disagreements(config) if not bad.intersection(problem.keys)]
+    problems += [problem for problem in disagreements(config) if not bad.intersection(problem.keys)]
     if problems:
         raise ConfigError(problems)
     return config
@@ -173,125 +135,4 @@ def _limits(full: str, value: Any, limits: Any) -> List[Problem]:
             refuse(f"{some} {', '.join(limits['choices'])}", did_you_mean(str(one), limits["choices"]))
     if limits["pattern"] and not re.fullmatch(limits["pattern"], value):
         refuse("letters, digits, dots, dashes and underscores only", "a name without = , or spaces")
-    return problems
-
-
-def _disagreements(config: Config) -> List[Problem]:
-    """What settings say against each other."""
-    problems = _batch_disagreements(config)
-    problems += _mixture_disagreements(config)
-    model, schedule, train = config.model, config.schedule, config.train
-    if model.head_width is None and model.width % model.heads:
-        problems.append(
-            Problem(
-                ("model.heads", "model.width"),
-                f"model.heads={model.heads} does not divide model.width={model.width}",
-                f"model.heads={_largest_divisor(model.width, model.heads)}, or model.head_width=... to set it freely",
-            )
-        )
-    elif model.positions == "rotary" and (model.head_width or model.width // model.heads) % 2:
-        head_width = model.head_width or model.width // model.heads
-        problems.append(
-            Problem(
-                ("model.head_width", "model.positions", "model.width", "model.heads"),
-                f"model.positions=rotary turns pairs, and the head width {head_width} is odd",
-                f"model.head_width={head_width + 1}",
-            )
-        )
-    decay_steps = getattr(schedule, "decay_steps", 0)
-    if schedule.warmup_steps + decay_steps >= train.steps:
-        both = f" + schedule.decay_steps={decay_steps}" if decay_steps else ""
-        problems.append(
-            Problem(
-                ("schedule.warmup_steps", "schedule.decay_steps", "train.steps"),
-                f"schedule.warmup_steps={schedule.warmup_steps}{both} is not below train.steps={train.steps}",
-                f"train.steps={schedule.warmup_steps + decay_steps + 1} or more, or a shorter warm-up",
-            )
-        )
-    return problems
-
-
-def _largest_divisor(of: int, at_most: int) -> int:
-    return max(n for n in range(1, at_most + 1) if of % n == 0)
-
-
-def _pipeline_disagreements(config: Config, per_replica: int) -> List[Problem]:
-    """What partitions, microbatches and processes say against each other."""
-    parallel, train, processes = config.parallel, config.train, config.cluster.processes
-    problems = []
-    if processes > 1 and not parallel.horovod:
-        text = f"cluster.processes={processes} are as many replicas, and parallel.horovod=false has one"
-        fix = "parallel.horovod=true, or cluster=local"
-        problems.append(Problem(("parallel.horovod", "cluster.processes"), text, fix))
-    if parallel.partitions > config.model.layers:
-        text = f"parallel.partitions={parallel.partitions} is more than model.layers={config.model.layers}"
-        problems.append(Problem(("parallel.partitions", "model.layers"), text, f"{config.model.layers} or fewer"))
-    if train.microbatch_sequences is not None:
-        text = "train.microbatch_sequences is given, and under parallel=smp parallel.microbatches cuts the batch"
-        problems.append(Problem(("train.microbatch_sequences",), text, "train.microbatch_sequences=null"))
-    if per_replica % parallel.microbatches:
-        text = f"parallel.microbatches={parallel.microbatches} does not divide a replica's {per_replica} sequences"
-        fix = f"parallel.microbatches={_largest_divisor(per_replica, parallel.microbatches)}"
-        problems.append(Problem(("parallel.microbatches", "train.global_batch_sequences"), text, fix))
-    return problems
-
-
-def _mixture_disagreements(config: Config) -> List[Problem]:
-    """What a mixture's weights, epochs and sets say against each other; which sources there are the data says."""
-    mixture = config.mixture
-    problems = []
-    if mixture.weights and mixture.epochs:
-        text = "mixture.weights and mixture.epochs are both given, and each decides the shares alone"
-        problems.append(Problem(("mixture.weights", "mixture.epochs"), text, "one of them"))
-    for kind, shares in (("weights", mixture.weights), ("epochs", mixture.epochs)):
-        for name, share in shares.items():
-            if not (math.isfinite(share) and share > 0):
-                text = f"mixture.{kind} has {share} for {name}, and a share is above 0"
-                problems.append(Problem((f"mixture.{kind}",), text, "a positive number, or leave the name out"))
-    named = [*mixture.weights, *mixture.epochs]
-    for name in mixture.sets:
-        if "/" in name or name == config.dataset.name:
-            text = f"mixture.sets.{name} is a name that stands for something else"
-            problems.append(Problem(("mixture.sets",), text, "a name of its own, without /"))
-        elif named and not any(one == name or one.startswith(f"{name}/") for one in named):
-            text = f"mixture.sets.{name} has no share: the mixture names {', '.join(named)}"
-            problems.append(Problem(("mixture.sets",), text, f"a share for {name} too, or no such set"))
-    return problems
-
-
-def _batch_disagreements(config: Config) -> List[Problem]:
-    """What the batch, its microbatches and the processes say against each other."""
-    train, replicas = config.train, config.cluster.processes
-    problems = []
-    if config.parallel.name == "single" and replicas > 1:
-        problems.append(
-            Problem(
-                ("parallel", "cluster.processes"),
-                f"parallel=single trains in 1 process and cluster.processes={replicas} starts {replicas}",
-                "parallel=horovod, or cluster=local",
-            )
-        )
-    per_replica = train.global_batch_sequences // replicas
-    if config.parallel.name == "smp":
-        problems += _pipeline_disagreements(config, per_replica)
-    if train.global_batch_sequences % replicas:
-        up = math.ceil(train.global_batch_sequences / replicas) * replicas
-        problems.append(
-            Problem(
-                ("train.global_batch_sequences", "cluster.processes"),
-                f"train.global_batch_sequences={train.global_batch_sequences} does not divide among "
-                f"{replicas} replicas",
-                f"train.global_batch_sequences={up}",
-            )
-        )
-    microbatch = train.microbatch_sequences or max(per_replica, 1)
-    if per_replica and per_replica % microbatch:
-        problems.append(
-            Problem(
-                ("train.microbatch_sequences", "train.global_batch_sequences"),
-                f"train.microbatch_sequences={microbatch} does not divide a replica's {per_replica} sequences "
-                f"({train.global_batch_sequences} / {replicas})",
-                f"train.microbatch_sequences={_largest_divisor(per_replica, microbatch)}",
-            )
-        )
     return problems

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
-from lm.config import ConfigError, Problem
 from lm.data.shards import DatasetError, Manifest, output_folder, read_manifest
 from lm.plan import Plan
+from lm.refusal import ConfigError, Problem
 from lm.report import closing_rows, make_console, table
 from lm.run import RunFailed, RunFolder, run_folder
 from lm.schema import Config

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from lm.checkpoint import Checkpoints, Progress
-from lm.config import ConfigError
+from lm.refusal import ConfigError
 from lm.run import RunFailed
 
 IDENTITY = {"model.width": 4, "dataset": "abcd1234"}

@@ -11,8 +11,9 @@ from conftest import ROOT, train_py
 from omegaconf import OmegaConf
 
 from lm.compose import CONF, compose
-from lm.config import ConfigError, load
+from lm.config import load
 from lm.plan import make_plan
+from lm.refusal import ConfigError
 
 
 def options(group: str) -> list[str]:

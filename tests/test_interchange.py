@@ -13,13 +13,13 @@ from conftest import ROOT, make_texts
 from test_prepare import documents_of, prepare_with
 
 from lm.cli import main
-from lm.config import ConfigError
 from lm.data import interchange
 from lm.data.files import InputError, InputFile
 from lm.data.interchange import megatron_documents, nanogpt_documents
 from lm.data.shards import read_manifest
 from lm.data.streams import TokenStream
 from lm.data.tokenizer import Tokenizer
+from lm.refusal import ConfigError
 
 GOLDEN = ROOT / "tests" / "golden"
 

@@ -10,7 +10,7 @@ from typing import List
 import pytest
 from conftest import ROOT, only_run, run_here, train_lines
 
-from lm.config import ConfigError
+from lm.refusal import ConfigError
 from lm.run import RunFailed
 
 GOLDEN = ROOT / "tests/golden/loss_curve.txt"

@@ -12,11 +12,11 @@ from inputs import record
 from omegaconf import OmegaConf
 
 from lm.compose import compose
-from lm.config import ConfigError
 from lm.data import mixture as module
 from lm.data.mixture import Mixture, make_mixture
 from lm.data.prepare import prepare
 from lm.data.shards import read_manifest
+from lm.refusal import ConfigError
 from lm.report import make_console
 
 COUNTS = {"Github": 60, "ArXiv": 30, "Pile-CC": 110}

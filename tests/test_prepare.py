@@ -16,7 +16,6 @@ from inputs import ODDITIES, good_records, record, zst
 from rich.console import Console
 
 from lm.compose import compose
-from lm.config import ConfigError
 from lm.data import encode, parts, workers
 from lm.data.files import InputError
 from lm.data.fit import check_fits
@@ -32,6 +31,7 @@ from lm.data.shards import (
 )
 from lm.data.streams import TokenStream
 from lm.data.tokenizer import Tokenizer
+from lm.refusal import ConfigError
 from lm.report import make_console
 
 

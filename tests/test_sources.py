@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from inputs import BAD_LINES, BAD_REASONS, ODDITIES, good_records, record, zst
 
 from lm.compose import compose
-from lm.config import ConfigError
 from lm.data import formats, parts
 from lm.data.files import InputError, InputFile
 from lm.data.formats import Piece, in_pieces
 from lm.data.parts import find_input
 from lm.data.sources import REPLACED, SURROGATE, Document, Reader
 from lm.data.tokenizer import Tokenizer, train
+from lm.refusal import ConfigError
 
 
 def whole(path: Path, **more: Any) -> Piece:

@@ -11,7 +11,7 @@ from typing import Dict, Iterator, List, Tuple
 import orjson
 import zstandard
 
-from lm.config import ConfigError, Problem
+from lm.refusal import ConfigError, Problem
 
 KINDS = {
     "Python": (".py", ".pyi"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lm.config import ConfigError, Problem
 from lm.data.mixture import Mixture, make_mixture
 from lm.data.shards import Manifest
+from lm.refusal import ConfigError, Problem
 from lm.schema import Config
 
 

@@ -9,11 +9,11 @@ from typing import Any, Iterator, List, Tuple
 
 import numpy as np
 
-from lm.config import ConfigError, Problem
 from lm.data.files import READ_BYTES, InputError, InputFile
 from lm.data.formats import Reading
 from lm.data.shards import SPLITS, read_manifest
 from lm.data.streams import TokenStream
+from lm.refusal import ConfigError, Problem
 
 NANOGPT_DTYPE = np.dtype("<u2")  # karpathy/nanoGPT, data/openwebtext/prepare.py: no header, no index
 NANOGPT_FILES = {"train": "train.bin", "validation": "val.bin"}

@@ -16,10 +16,10 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
-from lm.config import ConfigError, Problem, did_you_mean
 from lm.data.order import CHUNK_BYTES, Order, Run, generator
 from lm.data.shards import TOKENIZER, Manifest, read_manifest
 from lm.data.streams import TokenStream
+from lm.refusal import ConfigError, Problem, did_you_mean
 from lm.schema import Config
 from lm.schema import Mixture as Settings
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Tuple
 
-from lm.config import ConfigError, Problem
 from lm.data.files import InputError, InputFile, common_prefix, find
 from lm.data.formats import Piece
 from lm.data.sources import FASTA, RECORDS, TOKENS
+from lm.refusal import ConfigError, Problem
 from lm.schema import Dataset
 
 STDLIB = "python:stdlib"

@@ -14,7 +14,6 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from rich.console import Console
 
-from lm.config import ConfigError, Problem
 from lm.data.encode import Task, token_dtype
 from lm.data.files import InputError
 from lm.data.parts import Input, find_input
@@ -32,6 +31,7 @@ from lm.data.shards import (
 from lm.data.sources import Reader
 from lm.data.tokenizer import Tokenizer, TokenizerError, check_encodes, train
 from lm.data.workers import Display, check_scheduler, run_tasks
+from lm.refusal import ConfigError, Problem
 from lm.run import sync_folder, write_whole
 from lm.schema import Dataset, Prepare
 

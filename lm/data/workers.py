@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from lm.config import ConfigError, Problem
 from lm.data.encode import Progress, Task, encode_part
 from lm.data.files import InputError
 from lm.data.shards import PARTS, Part
+from lm.refusal import ConfigError, Problem
 from lm.run import RunFailed
 from lm.schema import Prepare
 

@@ -1,0 +1,52 @@
+"""Where and by what the work is divided: strategies, each with a schema of its own, and clusters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from lm.setting import setting
+
+
+@dataclass
+class Single:
+    """One process."""
+
+    name: str = setting()
+
+
+@dataclass
+class Horovod:
+    """Replicas whose gradients are averaged by Horovod."""
+
+    name: str = setting()
+    lr_scaling: str = setting(choices=("none", "linear", "sqrt"))
+
+
+@dataclass
+class Sdp(Horovod):
+    """Replicas whose gradients are averaged by SageMaker's data parallel library, or its double here."""
+
+
+@dataclass
+class Smp:
+    """Layers on several devices, by SageMaker's model parallel library or its double here; names are the library's."""
+
+    name: str = setting()
+    partitions: int = setting(minimum=1)
+    microbatches: int = setting(minimum=1)  # of a replica's sequences in a step, pipelined
+    pipeline: str = setting(choices=("interleaved", "simple"))
+    optimize: str = setting(choices=("memory", "speed"))  # what the partitions have alike
+    placement_strategy: str = setting(choices=("cluster", "spread"))
+    auto_partition: bool = setting()  # false: the blocks in equal numbers
+    horovod: bool = setting()  # replicas besides partitions: cluster.processes of them
+    lr_scaling: str = setting(choices=("none", "linear", "sqrt"))
+
+
+@dataclass
+class Cluster:
+    """Where the processes run."""
+
+    name: str = setting()
+    processes: int = setting(1, minimum=1)
+    peak_tflops_per_process: Optional[float] = setting(None, above=0)  # null: measured by a matrix product

@@ -1,0 +1,51 @@
+"""How long a run is, and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from lm.setting import setting
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class Train:
+    """How long, in what portions, in which precision."""
+
+    steps: int = setting(minimum=1)
+    global_batch_sequences: int = setting(minimum=1)  # sequences an optimizer step, all replicas together
+    microbatch_sequences: Optional[int] = setting(None, minimum=1)  # a replica's share of a pass; null: all
+    precision: str = setting("float32", choices=PRECISIONS)
+    initial_loss_scale: float = setting(2.0**15, minimum=1)  # float16 only
+    max_nonfinite_steps: int = setting(3, minimum=1)  # stop at this many in a row
+    log_every_steps: int = setting(10, minimum=1)
+    eval_every_steps: int = setting(200, minimum=1)
+    sample_tokens: int = setting(64, minimum=0)  # of text generated at the end; 0: none
+
+
+@dataclass
+class Checkpoint:
+    """When a run is saved, and how many of its checkpoints stay."""
+
+    every_steps: int = setting(100, minimum=1)
+    keep: int = setting(2, minimum=1)  # the newest; the best by validation loss stays besides
+
+
+@dataclass
+class Run:
+    """One run: its name, its seed, and what to do when it was begun before."""
+
+    experiment: str = setting("default", pattern=r"[A-Za-z0-9._-]+")
+    name: str = setting(pattern=r"[A-Za-z0-9._-]+")
+    seed: int = setting(0, minimum=0, maximum=2**31 - 1)
+    resume: str = setting("auto", choices=("auto", "must", "never"))
+    directory: Optional[str] = setting(None)  # go on in this run folder, whatever its hash
+
+
+@dataclass
+class Tracking:
+    """Where MLflow is; null turns it off."""
+
+    uri: Optional[str] = setting("sqlite:///outputs/mlflow.db")
