@@ -78,7 +78,8 @@ class Incomplete(Exception):
 
 def identity(config: Config, manifest: Manifest) -> Dict[str, Any]:
     """What a checkpoint must have in common with the run that resumes it."""
-    model = {f"model.{key}": value for key, value in dataclasses.asdict(config.model).items() if key != "name"}
+    shape = dataclasses.asdict(config.model)
+    model = {f"model.{key}": value for key, value in shape.items() if key not in ("name", "recompute")}
     return {
         **model,
         "run.seed": config.run.seed,  # of the order of the data

@@ -13,7 +13,9 @@ from typing import Any, Callable, Dict, Optional
 
 import tensorflow as tf
 
-from lm.plan import feedforward_width, head_width
+from lm.loss import nats
+from lm.plan import feedforward_width, head_width, slice_tokens
+from lm.recompute import recomputed
 from lm.schema import Model as ModelSettings
 
 
@@ -160,6 +162,11 @@ class Block(Part):
         self.feedforward = FeedForward(f"{place}.feedforward", settings, seed, compute)
 
     def call(self, x_BTD: tf.Tensor, seed: Optional[tf.Tensor] = None) -> tf.Tensor:
+        if self.settings.recompute == "block":
+            return recomputed(lambda x_BTD: self.branches(x_BTD, seed), x_BTD)
+        return self.branches(x_BTD, seed)
+
+    def branches(self, x_BTD: tf.Tensor, seed: Optional[tf.Tensor]) -> tf.Tensor:
         rate = self.settings.dropout
         if self.settings.norm_placement == "pre":
             x_BTD += self.drop(self.attention(self.norm_1(x_BTD), seed), rate, seed, 1)
@@ -186,25 +193,35 @@ class Embedding(Part):
 
 
 class Head(Part):
-    """Logits in float32, by the embedding's matrix where tied, else by a dense layer of its own."""
+    """Logits in float32, by the embedding's matrix where tied, else by a dense layer of its own; or the loss."""
 
     def __init__(self, settings: ModelSettings, vocabulary: int, seed: int, compute: tf.DType) -> None:
         super().__init__("head", settings, seed, compute)
         tied = settings.tied_head
+        self.vocabulary = vocabulary
         self.kernel = None if tied else self.weight("kernel", settings.width, vocabulary)
         self.offset = None if tied else self.bias("bias", vocabulary)
 
-    def call(self, x_BTD: tf.Tensor, embedding_VD: tf.Tensor) -> tf.Tensor:
-        if self.kernel is not None:
-            return tf.cast(self.project(x_BTD, self.kernel, self.offset), tf.float32)
-        rows = tf.reshape(x_BTD, [-1, self.settings.width])
-        logits = tf.matmul(rows, tf.cast(embedding_VD, self.compute), transpose_b=True)
-        shape = tf.concat([tf.shape(x_BTD)[:-1], [embedding_VD.shape[0]]], 0)
-        return tf.cast(tf.reshape(logits, shape), tf.float32)
+    def call(self, x_BTD: tf.Tensor, embedding_VD: tf.Tensor, labels_BT: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """Logits [B, T, V]; with labels, the nats of each, [B, T]: then no more logits exist than lm.loss allows."""
+        rows_ND = tf.reshape(x_BTD, [-1, self.settings.width])
+        weights = [embedding_VD] if self.kernel is None else [self.kernel, self.offset]
+        weights = [tf.cast(weight, self.compute) for weight in weights if weight is not None]
+        if labels_BT is None:
+            shape = tf.concat([tf.shape(x_BTD)[:-1], [self.vocabulary]], 0)
+            return tf.reshape(self.logits(rows_ND, *weights), shape)
+        labels_N = tf.reshape(labels_BT, [-1])
+        nats_N = nats(self.logits, rows_ND, weights, labels_N, slice_tokens(self.vocabulary))
+        return tf.reshape(nats_N, tf.shape(labels_BT))
+
+    def logits(self, rows_ND: tf.Tensor, matrix: tf.Tensor, offset_V: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """[N, V]. matrix: [V, D] where tied, else [D, V]."""
+        logits_NV = tf.matmul(tf.cast(rows_ND, self.compute), matrix, transpose_b=self.kernel is None)
+        return tf.cast(logits_NV if offset_V is None else tf.nn.bias_add(logits_NV, offset_V), tf.float32)
 
 
 class Decoder(tf.keras.Model):
-    """A GPT-style decoder: tokens in, logits out.
+    """A GPT-style decoder: tokens in, logits out; or, with labels, their loss.
 
     settings: its shape. vocabulary: the number of token ids. seed: of its initial weights.
     precision: float32, bfloat16 or float16, of matrix products and what flows between them.
@@ -219,14 +236,19 @@ class Decoder(tf.keras.Model):
         self.final_norm = Norm("final_norm", settings, seed, compute) if pre else None
         self.head = Head(settings, vocabulary, seed, compute)
 
-    def call(self, tokens_BT: tf.Tensor, seed: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Logits [B, T, V] in float32. seed: two int64 that fix the dropout masks; None: no dropout."""
+    def call(
+        self, tokens_BT: tf.Tensor, seed: Optional[tf.Tensor] = None, labels_BT: Optional[tf.Tensor] = None
+    ) -> tf.Tensor:
+        """Logits [B, T, V], or with labels the nats of each [B, T], in float32.
+
+        seed: two int64 that fix the dropout masks; None: no dropout.
+        """
         x_BTD = self.embedding(tokens_BT, seed)
         for block in self.blocks:
             x_BTD = block(x_BTD, seed)
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)
-        return self.head(x_BTD, tf.convert_to_tensor(self.embedding.tokens))
+        return self.head(x_BTD, tf.convert_to_tensor(self.embedding.tokens), labels_BT)
 
 
 def named_variables(model: tf.keras.Model) -> Dict[str, tf.Variable]:
@@ -241,8 +263,3 @@ def named_variables(model: tf.keras.Model) -> Dict[str, tf.Variable]:
         named[weight.name.split("/")[-1].split(":")[0]] = variable
     assert len(named) == len(model.trainable_variables), "two weights share a name"
     return named
-
-
-def cross_entropy(logits_BTV: tf.Tensor, labels_BT: tf.Tensor) -> tf.Tensor:
-    """Negative log-likelihood of each label in nats, [B, T], float32."""
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels_BT, logits=logits_BTV)

@@ -71,8 +71,9 @@ class Optimizer:
         for name, variable in variables.items():
             for moment, shape in self.moment_shapes(name, variable).items():
                 full = f"{moment}.{name}"
-                zeros = tf.zeros(shape, self.moments_dtype)
-                self.state[full] = tf.Variable(zeros, trainable=False, name=full)
+                with tf.device(variable.device):  # a partition's weights and their moments lie together
+                    zeros = tf.zeros(shape, self.moments_dtype)
+                    self.state[full] = tf.Variable(zeros, trainable=False, name=full)
 
     def moment_shapes(self, name: str, variable: tf.Variable) -> Dict[str, Sequence[int]]:
         """The moments that one weight needs, by name."""
@@ -94,21 +95,25 @@ class Optimizer:
 
     def apply(self, gradients: List[tf.Tensor]) -> Update:
         """One step with gradients of loss_scale x loss, in the order of the variables: unscale, then clip."""
-        gradients = [tf.cast(gradient, tf.float32) / self.loss_scale for gradient in gradients]
-        norm = tf.linalg.global_norm(gradients)
+        unscaled = []
+        for variable, gradient in zip(self.variables.values(), gradients):
+            with tf.device(variable.device):
+                unscaled.append(tf.cast(gradient, tf.float32) / self.loss_scale)
+        norm = tf.linalg.global_norm(unscaled)
         finite = tf.math.is_finite(norm)
         loss_scale = tf.identity(self.loss_scale)
         rate = learning_rate(self.schedule, self.plan.peak_learning_rate, self.plan.steps, self.step)
+        factor: Any = 1.0
         if self.settings.clip_norm is not None:
             factor = tf.minimum(1.0, self.settings.clip_norm / tf.maximum(norm, 1e-12))
-            gradients = [gradient * factor for gradient in gradients]
 
         def move_all() -> tf.Tensor:
             self.step.assign_add(1)
-            for (name, variable), gradient in zip(self.variables.items(), gradients):
+            for (name, variable), gradient in zip(self.variables.items(), unscaled):
                 decay = self.settings.weight_decay if self.decays(name) else 0.0
-                moved = self.move(name, variable, gradient, rate)
-                variable.assign(moved - rate * decay * variable if decay else moved)
+                with tf.device(variable.device):
+                    moved = self.move(name, variable, gradient * factor, rate)
+                    variable.assign(moved - rate * decay * variable if decay else moved)
             if self.scales_loss:
                 self.finite_steps.assign_add(1)
                 grow = tf.equal(self.finite_steps % LOSS_SCALE_GROWTH_STEPS, 0)

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Tuple
 
 from lm.schema import Config, Model
 
+SLICE_BYTES = 64 * 2**20  # of float32 logits that exist at once; a batch that has fewer is computed in one go
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -86,6 +87,11 @@ def feedforward_width(model: Model) -> int:
     return model.feedforward_width or 4 * model.width
 
 
+def slice_tokens(vocabulary_size: int) -> int:
+    """How many tokens' logits exist at once: the loss is computed a slice at a time (lm.loss)."""
+    return max(1, SLICE_BYTES // (4 * vocabulary_size))
+
+
 def weight_shapes(model: Model, vocabulary_size: int) -> Dict[str, List[Tuple[int, ...]]]:
     """The shape of every weight, by part: embeddings, blocks, final_norm, head. `lm.model` makes exactly these."""
     width, inner = model.width, feedforward_width(model)
@@ -129,10 +135,11 @@ def _memory(config: Config, parameters: int, microbatch_sequences: int, accumula
 
     Activations are the tensors that the backward pass reads, counted a block at a time: both norms' inputs and
     outputs, queries, keys and values, the attention weights [heads, context, context] before and after their
-    softmax, the attended values, the feed-forward layer's inner values before and after its activation.
+    softmax, the attended values, the feed-forward layer's inner values before and after its activation. With
+    model.recompute=block they are one block's, and every block's input besides.
     """
     model, optimizer = config.model, config.optimizer
-    tokens = microbatch_sequences * model.context
+    tokens, vocabulary = microbatch_sequences * model.context, config.dataset.vocabulary_size
     compute_bytes = BYTES_OF[config.train.precision]
     projected = model.heads * head_width(model)
     inner_copies = 3 if model.activation == "swiglu" else 2
@@ -144,16 +151,20 @@ def _memory(config: Config, parameters: int, microbatch_sequences: int, accumula
     moments_bytes = BYTES_OF[optimizer.moments_dtype]
     moments = {"adamw": 2 * parameters, "sgd": parameters}.get(optimizer.name)
     if moments is None:  # Adafactor keeps a row and a column of each matrix, and vectors whole
-        shapes = weight_shapes(model, config.dataset.vocabulary_size)
+        shapes = weight_shapes(model, vocabulary)
         moments = sum(sum(shape) for part in shapes.values() for shape in part)
-    logits = tokens * config.dataset.vocabulary_size * 4 * 2  # and their gradient
+    logits = min(tokens, slice_tokens(vocabulary)) * vocabulary * 4 * 2  # and their gradient
     partitions = getattr(config.parallel, "partitions", 1)  # equal shares; so many microbatches are alive at once
     alive = min(partitions, accumulation) if partitions > 1 else 1
+    if model.recompute == "block":
+        activations = tokens * (per_token + model.layers * model.width * compute_bytes * alive // partitions)
+    else:
+        activations = model.layers * tokens * per_token * alive // partitions
     return Memory(
         weights=4 * parameters // partitions,
         gradients=4 * parameters * (2 if accumulation > 1 else 1) // partitions,
         optimizer=moments_bytes * moments // partitions,
-        activations=model.layers * tokens * per_token * alive // partitions,
+        activations=activations,
         logits=logits,
     )
 

@@ -12,7 +12,8 @@ from conftest import ROOT
 from safetensors.numpy import load_file
 
 from lm.compose import compose
-from lm.model import Decoder, cross_entropy, named_variables
+from lm.loss import cross_entropy
+from lm.model import Decoder, named_variables
 from lm.plan import count_parameters
 from lm.schema import Model
 

@@ -48,7 +48,7 @@ class Config:
         """The settings that change what a run learns: not where it runs, how often it logs, or its name."""
         settings = {name: dict(section) for name, section in self.as_dict().items()}
         result: Dict[str, Any] = {name: settings[name] for name in ("model", "dataset", "optimizer", "schedule")}
-        del result["dataset"]["output"], result["dataset"]["shard_bytes"]
+        del result["model"]["recompute"], result["dataset"]["output"], result["dataset"]["shard_bytes"]
         result["mixture"] = {key: settings["mixture"][key] for key in ("sets", "weights", "epochs")}
         result["train"] = {
             key: settings["train"][key]

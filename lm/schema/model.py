@@ -29,3 +29,4 @@ class Model:
     dropout: float = setting(0.0, minimum=0, below=1)  # of each residual branch
     attention_dropout: float = setting(0.0, minimum=0, below=1)  # of the attention weights
     embedding_dropout: float = setting(0.0, minimum=0, below=1)
+    recompute: str = setting("none", choices=("none", "block"))  # activations that the backward pass computes again

@@ -6,14 +6,13 @@ from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lm.model import cross_entropy, named_variables
+from lm.model import named_variables
 from lm.plan import Plan
 
 
 def mean_loss(model: Any, tokens_BS: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Mean nats a token of one microbatch, dropout on. Each token but the first is predicted from those before."""
-    logits_BTV = model(tokens_BS[:, :-1], seed)
-    return tf.reduce_mean(cross_entropy(logits_BTV, tokens_BS[:, 1:]))
+    return tf.reduce_mean(model(tokens_BS[:, :-1], seed, tokens_BS[:, 1:]))
 
 
 def accumulated_loss(
@@ -65,5 +64,5 @@ def dense(gradients: List[Any]) -> List[tf.Tensor]:
 
 def summed_loss(model: Any, tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
     """Sum of nats over the tokens whose weight is 1, and their number. Padding has weight 0."""
-    nats_BT = cross_entropy(model(tokens_BS[:, :-1]), tokens_BS[:, 1:])
+    nats_BT = model(tokens_BS[:, :-1], labels_BT=tokens_BS[:, 1:])
     return tf.reduce_sum(nats_BT * weights_BT), tf.reduce_sum(weights_BT)

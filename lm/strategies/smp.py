@@ -13,7 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
-from lm.model import cross_entropy, named_variables
+from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
 from lm.schema import Smp
@@ -62,7 +62,14 @@ class ModelParallel(Strategy):
         return model
 
     def logits(self, model: Any) -> Optional[Any]:
-        return model.decoder if self.ours else None
+        if not self.ours:  # every rank would have to call it
+            return None
+
+        @self.smp.step(non_split_inputs=["tokens_BT"])
+        def logits_of(tokens_BT: tf.Tensor) -> tf.Tensor:
+            return model(tokens_BT)
+
+        return lambda tokens_BT: logits_of(tokens_BT).outputs[0]  # the microbatches are alike
 
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         weights = list(named_variables(model).values())
@@ -71,9 +78,13 @@ class ModelParallel(Strategy):
         def forward_and_backward(
             tokens_BS: tf.Tensor, sequences_B: tf.Tensor, run_seed: tf.Tensor, loss_scale: tf.Tensor
         ) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-            nats_BT = model(tokens_BS, tf.stack([run_seed, sequences_B[0]]))
+            nats_BT = model(tokens_BS[:, :-1], tf.stack([run_seed, sequences_B[0]]), tokens_BS[:, 1:])
             loss = tf.reduce_mean(nats_BT) * loss_scale
-            return loss, dense(_gradients(loss, weights))
+            gradients = []
+            for weight, gradient in zip(weights, _gradients(loss, weights)):
+                with tf.device(weight.device):  # a lookup's rows are summed where its table is
+                    gradients += dense([gradient])
+            return loss, gradients
 
         @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:
@@ -92,7 +103,8 @@ class ModelParallel(Strategy):
     def eval_step(self, model: Any) -> EvalStep:
         @self.smp.step
         def nats_and_tokens(tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-            return tf.reduce_sum(model(tokens_BS) * weights_BT), tf.reduce_sum(weights_BT)
+            nats_BT = model(tokens_BS[:, :-1], labels_BT=tokens_BS[:, 1:])
+            return tf.reduce_sum(nats_BT * weights_BT), tf.reduce_sum(weights_BT)
 
         @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
@@ -121,36 +133,28 @@ def _gradients(loss: tf.Tensor, weights: List[tf.Variable]) -> List[Any]:
     return tf.gradients(loss, weights)
 
 
-class _Nats(tf.keras.layers.Layer):
-    """Negative log-likelihood of each label, on the partition of the logits: they never leave it."""
-
-    def call(self, logits_BTV: tf.Tensor, labels_BT: tf.Tensor) -> tf.Tensor:
-        return cross_entropy(logits_BTV, labels_BT)
-
-
 def _distributed(smp: Any, decoder: Any, parallel: Smp) -> Any:
-    """The decoder as a DistributedModel from tokens [B, S] to nats [B, T]: logits would go to every rank."""
+    """The decoder as a DistributedModel. With labels it gives nats [B, T]: logits would go to every rank."""
 
     class Distributed(smp.DistributedModel):
         def __init__(self) -> None:
             super().__init__(name="distributed")
             self.decoder = decoder
-            self.nats = _Nats(name="nats")
 
-        def call(self, tokens_BS: tf.Tensor, seed: Optional[tf.Tensor] = None) -> tf.Tensor:
-            inputs_BT, labels_BT = tokens_BS[:, :-1], tokens_BS[:, 1:]
+        def call(
+            self, tokens_BT: tf.Tensor, seed: Optional[tf.Tensor] = None, labels_BT: Optional[tf.Tensor] = None
+        ) -> tf.Tensor:
             if parallel.auto_partition:
-                return self.nats(self.decoder(inputs_BT, seed), labels_BT)
+                return self.decoder(tokens_BT, seed, labels_BT)
             parts, last = len(self.decoder.blocks), parallel.partitions - 1
             with smp.partition(0):
-                x_BTD = self.decoder.embedding(inputs_BT, seed)
+                x_BTD = self.decoder.embedding(tokens_BT, seed)
             for number, block in enumerate(self.decoder.blocks):
                 with smp.partition(number * parallel.partitions // parts):
                     x_BTD = block(x_BTD, seed)
             with smp.partition(last):
                 if self.decoder.final_norm is not None:
                     x_BTD = self.decoder.final_norm(x_BTD)
-                logits_BTV = self.decoder.head(x_BTD, tf.convert_to_tensor(self.decoder.embedding.tokens))
-                return self.nats(logits_BTV, labels_BT)
+                return self.decoder.head(x_BTD, tf.convert_to_tensor(self.decoder.embedding.tokens), labels_BT)
 
     return Distributed()

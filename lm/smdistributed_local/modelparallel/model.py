@@ -11,10 +11,12 @@ import tensorflow as tf
 
 from lm.smdistributed_local import RuleBroken
 from lm.smdistributed_local.modelparallel import state as process
+from lm.smdistributed_local.modelparallel.order import Order
 from lm.smdistributed_local.modelparallel.partitioner import Unit, assign, describe
+from lm.smdistributed_local.modelparallel.placement import move, resources
 
 _by_hand: contextvars.ContextVar[Optional[int]] = contextvars.ContextVar("smp.partition", default=None)
-_in_step: contextvars.ContextVar[bool] = contextvars.ContextVar("smp.step", default=False)
+_step: contextvars.ContextVar[Optional[Order]] = contextvars.ContextVar("smp.step", default=None)
 _hooks: List[Callable[[], None]] = []
 
 
@@ -22,7 +24,8 @@ class DistributedModel(tf.keras.Model):
     """A model to subclass. A layer lies on one partition; layers that share a variable lie on the same."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not _in_step.get():
+        order = _step.get()
+        if order is None:
             raise RuleBroken(
                 "a DistributedModel is called outside of a function decorated by smp.step",
                 "Call it in one, evaluation and sampling included",
@@ -32,26 +35,29 @@ class DistributedModel(tf.keras.Model):
         if partition_of is None:
             with _recording() as units:
                 result = super().__call__(*args, **kwargs)
-            state.partition_of[id(self)] = assign(units, state.parameters)
-            describe(units, state.partition_of[id(self)], state.parameters)
+            partition_of = state.partition_of[id(self)] = assign(units, state.parameters)
+            describe(units, partition_of, state.parameters)
+            for unit in units:
+                device = state.devices[partition_of[unit.layer]]
+                state.device_of.update({key: (one, device) for key, one in unit.variables.items()})
             return result
         with _placing(partition_of, state.devices):
-            return super().__call__(*args, **kwargs)
+            return tf.nest.map_structure(order.forward_done, super().__call__(*args, **kwargs))
 
     def save_model(self, save_path: str = "/opt/ml/model") -> None:
         """Writes one SavedModel of the whole. SageMaker's serving wants a number as the last folder."""
-        with inside_a_step():
+        with inside_a_step(Order(process.current().parameters)):
             tf.saved_model.save(self, save_path)
 
 
 @contextlib.contextmanager
-def inside_a_step() -> Iterator[None]:
-    """Allows the calls of a DistributedModel."""
-    token = _in_step.set(True)
+def inside_a_step(order: Order) -> Iterator[None]:
+    """Allows the calls of a DistributedModel, which tell the order of their passes."""
+    token = _step.set(order)
     try:
         yield
     finally:
-        _in_step.reset(token)
+        _step.reset(token)
 
 
 @contextlib.contextmanager
@@ -76,11 +82,15 @@ def register_post_partition_hook(hook: Callable[[], None]) -> Callable[[], None]
     return hook
 
 
-def run_post_partition_hooks() -> None:
-    """Calls the hooks; the step does, after the first pass has recorded the model."""
-    process.current().stepped = True
-    while _hooks:
-        with tf.init_scope():
+def finish_partitioning() -> None:
+    """Moves the variables to their partitions and calls the hooks, after the first pass has recorded the model."""
+    state = process.current()
+    state.stepped = True
+    with tf.init_scope():
+        for variable, device in state.device_of.values():
+            if variable.device != device:
+                move(variable, device)
+        while _hooks:
             _hooks.pop(0)()
 
 
@@ -146,9 +156,8 @@ def _recording() -> Iterator[List[Unit]]:
         before = len(graph.get_operations())
         result = call()
         operations = graph.get_operations()[before:]
-        variables = {id(variable): variable for variable in layer.variables}
         unit = units.setdefault(id(layer), Unit(layer.name, id(layer), by_hand=_by_hand.get()))
-        unit.count(operations, variables)
+        unit.count(operations, resources(layer))
         return result
 
     with _intercepted(record):

@@ -18,14 +18,16 @@ class Unit:
     """A layer that is placed as a whole. operations: FLOPs, about, of its forward pass."""
 
     name: str
-    layer: int
+    layer: int  # its identity
     by_hand: Optional[int] = None  # smp.partition's
     operations: float = 0.0
-    variable_bytes: Dict[int, int] = field(default_factory=dict)
+    variable_bytes: Dict[int, int] = field(default_factory=dict)  # by the variables' identities
+    variables: Dict[int, Any] = field(default_factory=dict)
 
     def count(self, operations: Sequence[Any], variables: Dict[int, Any]) -> None:
         """Adds what one call of the layer did."""
         self.operations += sum(map(_flops, operations))
+        self.variables.update(variables)
         for key, variable in variables.items():
             self.variable_bytes[key] = int(np.prod(variable.shape)) * 4
 
@@ -45,7 +47,7 @@ def _flops(operation: Any) -> float:
 
 
 def assign(units: List[Unit], parameters: Parameters) -> Dict[int, int]:
-    """The partition of each layer.
+    """The partition of each layer, by its identity.
 
     By hand: smp.partition's, or default_partition. Else contiguous runs, whose largest cost is as small as can be:
     parameters' bytes under optimize=memory, operations under speed. A layer that shares a variable with an earlier one

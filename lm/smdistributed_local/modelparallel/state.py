@@ -1,14 +1,15 @@
-"""What init() sets up: the parameters, where this process stands, and the devices of its partitions."""
+"""What init() sets up: the parameters, where this process stands among the ranks, and what it may no longer call."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
 from lm.smdistributed_local import RuleBroken, claim, must_be_claimed, release
+from lm.smdistributed_local.modelparallel.devices import partition_devices
 from lm.smdistributed_local.modelparallel.parameters import Parameters, read_parameters
 
 LIBRARY = "smdistributed.modelparallel"
@@ -23,9 +24,10 @@ class State:
     replicas: int
     devices: List[str]  # of each partition
     hvd: Any = None  # horovod.tensorflow in hybrid mode
-    forbidden_init: Optional[Callable[..., None]] = None  # Horovod's own, which nobody else may call meanwhile
+    give_back: List[Callable[[], None]] = field(default_factory=list)  # what shutdown() undoes
     stepped: bool = False  # whether the first step has partitioned the model
     partition_of: Dict[int, Dict[int, int]] = field(default_factory=dict)  # of each layer of each model, by id
+    device_of: Dict[int, Tuple[tf.Variable, str]] = field(default_factory=dict)  # of each variable, by id
 
     def mp_groups(self) -> List[List[int]]:
         """The ranks of each replica."""
@@ -55,25 +57,34 @@ def init() -> None:
         rule = f"{processes} processes drive {parameters.partitions} partitions each, and horovod is false"
         raise RuleBroken(rule, "horovod: true for replicas, or one process")
     claim(LIBRARY)
-    state = State(parameters, replica=0, replicas=1, devices=_devices(parameters.partitions))
+    state = State(parameters, replica=0, replicas=1, devices=partition_devices(parameters.partitions))
     if parameters.horovod:
         import horovod.tensorflow as hvd
 
         hvd.init()
-        state.hvd, state.forbidden_init = hvd, hvd.init
-        state.replica, state.replicas = hvd.rank(), hvd.size()
-        hvd.init = _refuse_horovod_init
+        state.hvd, state.replica, state.replicas = hvd, hvd.rank(), hvd.size()
+        _forbid(state, hvd, "init", _refuse_horovod_init)
+    _forbid(state, tf.data.Dataset, "shard", _shard_by_replica(tf.data.Dataset.shard))
     _state = state
 
 
 def shutdown() -> None:
     """Gives everything back, so that a test can begin anew. SageMaker's library has no such call."""
     global _state
-    if _state is not None and _state.forbidden_init is not None:
-        _state.hvd.init = _state.forbidden_init
-        _state.hvd.shutdown()
+    if _state is not None:
+        for undo in _state.give_back:
+            undo()
+        if _state.hvd is not None:
+            _state.hvd.shutdown()
     _state = None
     release(LIBRARY)
+
+
+def _forbid(state: State, where: Any, name: str, instead: Callable[..., Any]) -> None:
+    """Puts a function in another's place until shutdown()."""
+    original = getattr(where, name)
+    setattr(where, name, instead)
+    state.give_back.append(lambda: setattr(where, name, original))
 
 
 def _refuse_horovod_init(*_: Any, **__: Any) -> None:
@@ -81,20 +92,14 @@ def _refuse_horovod_init(*_: Any, **__: Any) -> None:
     raise RuleBroken(rule, "Leave hvd.init() out")
 
 
-def _devices(partitions: int) -> List[str]:
-    """A GPU for each partition where there are enough, else as many logical devices of the CPU."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) >= partitions:
-        return [f"/GPU:{number}" for number in range(partitions)]
-    (cpu,) = tf.config.list_physical_devices("CPU")
-    have = tf.config.get_logical_device_configuration(cpu) or [None]
-    if len(have) < partitions:
-        wanted = [tf.config.LogicalDeviceConfiguration() for _ in range(partitions)]
-        try:
-            tf.config.set_logical_device_configuration(cpu, wanted)
-        except RuntimeError:
-            raise RuleBroken("smp.init() comes after TensorFlow has begun", "Call it first of all") from None
-    return [f"/CPU:{number}" for number in range(partitions)]
+def _shard_by_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+    def shard(dataset: Any, num_shards: Any, index: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(num_shards, int) and num_shards == size() != dp_size():
+            rule = f"data are divided among {num_shards} ranks, and the {mp_size()} ranks of a replica read the same"
+            raise RuleBroken(rule, "dataset.shard(smp.dp_size(), smp.dp_rank())")
+        return original(dataset, num_shards, index, *args, **kwargs)
+
+    return shard
 
 
 def groups(size: int, partitions: int, placement_strategy: str) -> List[List[int]]:

@@ -11,7 +11,8 @@ from tensorflow.python import pywrap_tfe
 
 from lm.smdistributed_local import RuleBroken
 from lm.smdistributed_local.modelparallel import state as process
-from lm.smdistributed_local.modelparallel.model import inside_a_step, run_post_partition_hooks
+from lm.smdistributed_local.modelparallel.model import finish_partitioning, inside_a_step
+from lm.smdistributed_local.modelparallel.order import Order
 
 
 class StepOutput:
@@ -48,13 +49,12 @@ class StepOutput:
         """The mean over microbatches, each added as it comes. Raises RuleBroken for another method."""
         if method not in ("variable", "add_n", "accumulate_n"):
             raise RuleBroken(f"accumulate(method={method!r})", "variable, add_n or accumulate_n")
-        if method == "add_n":
-            return self.reduce_mean()
         total = self._outputs[0]
-        for one in self._outputs[1:]:
-            total = total + one
-        mean = total / tf.cast(len(self._outputs), total.dtype)
-        return mean if var is None else var.assign(mean)
+        with tf.device(total.device):  # a gradient stays on its partition
+            for one in self._outputs[1:] if method != "add_n" else []:
+                total = total + one
+            mean = self.reduce_mean() if method == "add_n" else total / tf.cast(len(self._outputs), total.dtype)
+            return mean if var is None else var.assign(mean)
 
 
 def step(
@@ -91,41 +91,44 @@ class Step:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Splits, runs, collects. Raises RuleBroken under a tape, and for a batch that microbatches do not divide."""
-        process.current()
+        process.current()  # or it says that init() comes first
         if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
             raise RuleBroken("an smp.step is called under a tf.GradientTape", GRADIENTS)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        if not process.current().stepped:
+            self._record(arguments)
         run = self._run if tf.inside_function() else self._compiled
-        collected = run(dict(bound.arguments))
+        collected = run(arguments)
         return tf.nest.map_structure(lambda *outputs: StepOutput(list(outputs)), *collected)
 
-    def _run(self, arguments: Dict[str, Any]) -> List[Any]:
-        state = process.current()
-        count = state.parameters.microbatches
+    def _microbatches(self, arguments: Dict[str, Any]) -> List[Dict[str, Any]]:
+        count = process.current().parameters.microbatches
         split = {name: self._split(name, value, count) for name, value in arguments.items()}
-        microbatches = [{name: parts[number] for name, parts in split.items()} for number in range(count)]
-        if not state.stepped:
-            self._record(microbatches[0])
-        collected: List[Any] = []
-        for number, microbatch in enumerate(microbatches):
-            waits = number - state.parameters.partitions  # so many microbatches are alive at once
-            bounded = state.parameters.pipeline == "interleaved" and waits >= 0
-            before = [one for one in tf.nest.flatten(collected[waits]) if tf.is_tensor(one)] if bounded else []
-            with tf.control_dependencies(before):
+        return [{name: parts[number] for name, parts in split.items()} for number in range(count)]
+
+    def _run(self, arguments: Dict[str, Any]) -> List[Any]:
+        """The microbatches' results, one traced after the other."""
+        order, collected = Order(process.current().parameters), []
+        for microbatch in self._microbatches(arguments):
+            with tf.control_dependencies(order.before_next()):
                 inputs = tf.nest.map_structure(lambda one: tf.identity(one) if tf.is_tensor(one) else one, microbatch)
-            with _stepping():
+            with _stepping(order):
                 collected.append(self.function(**inputs))
+            order.done(collected[-1])
+        order.close()
         return collected
 
-    def _record(self, microbatch: Dict[str, Any]) -> None:
+    def _record(self, arguments: Dict[str, Any]) -> None:
         """The first pass, in a graph that is thrown away: it tells which layers there are, and what they cost."""
         specs = tf.nest.map_structure(
-            lambda one: tf.TensorSpec(one.shape, one.dtype) if tf.is_tensor(one) else one, microbatch
+            lambda one: tf.TensorSpec(one.shape, one.dtype) if tf.is_tensor(one) else one,
+            self._microbatches(arguments)[0],
         )
-        with tf.init_scope(), _stepping():
+        with tf.init_scope(), _stepping(Order(process.current().parameters)):
             tf.function(lambda inputs: self.function(**inputs), autograph=False).get_concrete_function(specs)
-        run_post_partition_hooks()
+        finish_partitioning()
 
     def _split(self, name: str, value: Any, count: int) -> List[Any]:
         """A value for each microbatch."""
@@ -160,7 +163,7 @@ GRADIENTS = (
 
 
 @contextlib.contextmanager
-def _stepping() -> Iterator[None]:
+def _stepping(order: Order) -> Iterator[None]:
     """Marks that a step is being traced, in which a tape is refused."""
     enter = tf.GradientTape.__enter__
 
@@ -169,7 +172,7 @@ def _stepping() -> Iterator[None]:
 
     tf.GradientTape.__enter__ = refuse
     try:
-        with inside_a_step():
+        with inside_a_step(order):
             yield
     finally:
         tf.GradientTape.__enter__ = enter
