@@ -49,6 +49,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
     loader.add_argument("--megabytes", type=_positive, default=1000, help="of tokens (%(default)s)")
     loader.set_defaults(work=_bench_loader)
 
+    worker = commands.add_parser("worker", help="lend this host's devices to a run elsewhere: cluster=tf_hosts")
+    worker.add_argument("port", type=_positive, metavar="PORT", help="to listen on; for a private network alone")
+    worker.set_defaults(work=_worker)
+
     track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
     replay = track.add_parser("replay", help="send what an outage kept from MLflow")
     replay.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
@@ -133,6 +137,12 @@ def _refuse_other_folder(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         text = f"{folder} is no prepared dataset: it has no {MANIFEST}"
         raise ConfigError([Problem(("dataset",), text, "the folder that lm prepare names, outputs/datasets/NAME-HASH")])
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from lm.hosts import serve
+
+    return serve(options.port)
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -133,6 +133,10 @@ def _limits(full: str, value: Any, limits: Any) -> List[Problem]:
         if one not in limits["choices"]:
             some = "of" if isinstance(value, ListConfig) else "one of"
             refuse(f"{some} {', '.join(limits['choices'])}", did_you_mean(str(one), limits["choices"]))
-    if limits["pattern"] and not re.fullmatch(limits["pattern"], value):
-        refuse("letters, digits, dots, dashes and underscores only", "a name without = , or spaces")
+    for one in chosen if limits["pattern"] else []:
+        if not re.fullmatch(limits["pattern"], one):
+            if isinstance(value, ListConfig):
+                refuse(f"of the form {limits['pattern']}, which {one} is not", "")
+            else:
+                refuse("letters, digits, dots, dashes and underscores only", "a name without = , or spaces")
     return problems

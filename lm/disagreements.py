@@ -56,6 +56,10 @@ def _pipeline_disagreements(config: Config, per_replica: int) -> List[Problem]:
         text = f"cluster.processes={processes} are as many replicas, and parallel.horovod=false has one"
         fix = "parallel.horovod=true, or cluster=local"
         problems.append(Problem(("parallel.horovod", "cluster.processes"), text, fix))
+    if config.cluster.hosts and parallel.horovod:
+        text = "cluster.hosts has the partitions of one replica, and parallel.horovod=true asks for several"
+        fix = "parallel.horovod=false, or no cluster.hosts"
+        problems.append(Problem(("cluster.hosts", "parallel.horovod"), text, fix))
     if parallel.partitions > config.model.layers:
         text = f"parallel.partitions={parallel.partitions} is more than model.layers={config.model.layers}"
         problems.append(Problem(("parallel.partitions", "model.layers"), text, f"{config.model.layers} or fewer"))
@@ -104,6 +108,12 @@ def _batch_disagreements(config: Config) -> List[Problem]:
                 "parallel=horovod, or cluster=local",
             )
         )
+    if config.cluster.hosts and config.parallel.name != "smp":
+        text = f"cluster.hosts is for partitions on other hosts, and parallel={config.parallel.name} has none"
+        problems.append(Problem(("cluster.hosts", "parallel"), text, "parallel=smp, or cluster=local"))
+    if config.cluster.name == "tf_hosts" and not config.cluster.hosts:
+        fix = "cluster.hosts=[HOST:PORT,HOST:PORT], each of which runs lm worker PORT"
+        problems.append(Problem(("cluster.hosts",), "cluster=tf_hosts has no hosts", fix))
     per_replica = train.global_batch_sequences // replicas
     if config.parallel.name == "smp":
         problems += _pipeline_disagreements(config, per_replica)

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from lm.data.shards import DatasetError, Manifest, output_folder, read_manifest
+from lm.hosts import refuse_silent, silent
 from lm.plan import Plan
 from lm.refusal import ConfigError, Problem
 from lm.report import closing_rows, make_console, table
 from lm.run import RunFailed, RunFolder, run_folder
 from lm.schema import Config
+from lm.smdistributed_local import RuleBroken
 
 REFUSED, FAILED = 2, 1
 
@@ -23,6 +25,9 @@ def status_of(work: Callable[[], int]) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return REFUSED
+    except RuleBroken as error:  # a parallel section that the library refuses, before it does anything
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
     except (RunFailed, DatasetError, OSError) as error:  # a file system's own words say what and where
         print(f"failed: {error}", file=sys.stderr)
         return FAILED
@@ -32,11 +37,12 @@ def begin(config: Config, plan: Plan) -> Tuple[RunFolder, bool]:
     """Prints the plan and prepares the data; before TensorFlow, and once a job whatever the number of processes.
 
     Returns the run folder and whether the run is done already, in which case its closing table was printed.
-    Raises ConfigError for data that does not fit the configuration, and DatasetError.
+    Raises ConfigError for hosts that do not answer and data that does not fit the configuration, and DatasetError.
     """
     console = make_console()
     run = run_folder(config)
     console.print(table(f"{config.run.experiment} / {run.path.name}", plan.rows()))
+    refuse_silent(config.cluster.hosts)
     from lm.data.fit import check_fits
     from lm.data.prepare import prepare
 
@@ -77,10 +83,19 @@ def train_here(config: Config, plan: Plan) -> int:
     from lm.start import import_tensorflow
 
     import_tensorflow()
+    import tensorflow as tf
+
     from lm.loop import train
 
     run = run_folder(config)
     data, manifest = data_of(config)
-    summary = train(config, plan, run, data, manifest)
+    try:
+        summary = train(config, plan, run, data, manifest)
+    except tf.errors.UnavailableError as error:
+        gone = ", ".join(silent(config.cluster.hosts))
+        if not gone:
+            raise
+        again = "start lm worker there again, and the same command goes on from the last checkpoint"
+        raise RunFailed(f"cluster.hosts: {gone} has gone; {again}") from error
     stopped = summary["status"] == "stopped" and summary["world"] == 1
     return 128 + summary["signal"] if stopped else 0

@@ -45,7 +45,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
 
     # --- where this process stands -----------------------------------------------------------------
     with stopwatch("start_up"):
-        strategy = strategies.load(config.parallel)
+        strategy = strategies.load(config)
         topology = strategy.topology
         chief = topology.rank == 0
         console = make_console()
@@ -155,6 +155,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         summary["status"] = "finished" if progress.step >= plan.steps else "stopped"
         if summary["status"] == "finished" and progress.val_loss is None:  # a stop came with the last step
             evaluate_now()
+        summary["stage_peak_memory_bytes"] = strategy.stage_peak_bytes()
         whole = strategy.logits(model)
         if chief and summary["status"] == "finished" and config.train.sample_tokens and whole is not None:
             with stopwatch("sample"):

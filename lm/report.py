@@ -129,6 +129,9 @@ def closing_rows(summary: Dict[str, Any], folder: Path) -> List[Tuple[str, str]]
     rows += [
         ("time", f"{time.strftime('%H:%M:%S', time.gmtime(seconds['total']))}: {split}"),
         ("peak memory", f"{human_bytes(summary['peak_memory_bytes'])} in rank 0's process"),
-        ("run", str(folder)),
     ]
+    stages = [human_bytes(peak) for peak in summary.get("stage_peak_memory_bytes") or []]
+    if stages:
+        rows.append(("peak a stage", ", ".join(stages)))
+    rows.append(("run", str(folder)))
     return rows

@@ -24,7 +24,7 @@ def steps(overrides: List[str], count: int = 3) -> Tuple[List[Step], Dict[str, A
     """A few steps on the same batch: their reports, the weights after them, the number of traces."""
     config = compose([*SMALL, "dataset.vocabulary_size=300", *overrides])
     plan = make_plan(config)
-    strategy = strategies.load(config.parallel)
+    strategy = strategies.load(config)
     model = strategy.model(lambda: Decoder(config.model, 300, 0, config.train.precision))
     model(tf.zeros([1, 2], tf.int32))
     optimizer = make_optimizer(config, plan, named_variables(model))
@@ -66,4 +66,4 @@ def test_dropout_changes_with_the_position_and_repeats_with_it() -> None:
 
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(KeyError, match="hovorod"):
-        strategies.load(SimpleNamespace(name="hovorod"))
+        strategies.load(SimpleNamespace(parallel=SimpleNamespace(name="hovorod")))

@@ -106,7 +106,7 @@ def _appetite(overrides: Any) -> float:
     """Tokens a second of training steps without any feeding: the same batch again and again."""
     config = compose([*overrides, "schedule.warmup_steps=1"])
     plan = make_plan(config)
-    strategy = strategies.load(config.parallel)
+    strategy = strategies.load(config)
     vocabulary = config.dataset.vocabulary_size
     model = strategy.model(lambda: Decoder(config.model, vocabulary, 0, config.train.precision))
     optimizer = make_optimizer(config, plan, named_variables(model))

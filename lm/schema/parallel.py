@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import List, Optional
 
 from lm.setting import setting
 
@@ -49,4 +49,5 @@ class Cluster:
 
     name: str = setting()
     processes: int = setting(1, minimum=1)
+    hosts: List[str] = setting([], pattern=r"\S+:\d+")  # HOST:PORT of each `lm worker` that partitions lie on
     peak_tflops_per_process: Optional[float] = setting(None, above=0)  # null: measured by a matrix product

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
 from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
+from lm.schema import Config
 
 STRATEGIES = {
     "single": "lm.strategies.single:Single",
@@ -59,6 +60,7 @@ class Strategy(ABC):
     topology: Topology
     library: str  # the module that processes talk through, or why there is none
     traces: int  # how often the training step was traced: once, or something is wrong
+    devices: Sequence[str] = ("",)  # of this process that compute side by side; "" is TensorFlow's own choice
 
     def model(self, build: Callable[[], Any]) -> Any:
         """Builds the model where it belongs, called once so that Keras has every weight of it."""
@@ -73,6 +75,10 @@ class Strategy(ABC):
     def variables(self, model: Any, optimizer: Optimizer) -> Dict[str, tf.Variable]:
         """All that a checkpoint holds, by name: weights and the optimizer's state."""
         return {**named_variables(model), **optimizer.state}
+
+    def stage_peak_bytes(self) -> List[int]:
+        """The most memory that each stage's device had in use; empty where there are no stages, or one memory."""
+        return []
 
     @abstractmethod
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
@@ -91,10 +97,10 @@ class Strategy(ABC):
         """Returns when every rank has come here."""
 
 
-def load(parallel: Any) -> Strategy:
-    """The strategy of a configuration's parallel section, its backend imported only now and initialised.
+def load(config: Config) -> Strategy:
+    """The strategy of a configuration, its backend imported only now and initialised.
 
     Raises ModuleNotFoundError where the backend is not installed.
     """
-    module, _, attribute = STRATEGIES[parallel.name].partition(":")
-    return getattr(importlib.import_module(module), attribute)(parallel)
+    module, _, attribute = STRATEGIES[config.parallel.name].partition(":")
+    return getattr(importlib.import_module(module), attribute)(config)

@@ -39,17 +39,18 @@ def peak_flops(config: Config, strategy: Strategy) -> Tuple[float, str]:
     stated, processes = config.cluster.peak_tflops_per_process, strategy.topology.size
     if stated is not None:
         return stated * 1e12 * processes, "cluster.peak_tflops_per_process"
-    each = strategy.mean(matrix_product_flops(config.train.precision))
+    each = strategy.mean(sum(matrix_product_flops(config.train.precision, device) for device in strategy.devices))
     return each * processes, f"a {config.train.precision} matrix product here"
 
 
-def matrix_product_flops(precision: str) -> float:
-    """FLOP/s of square matrix products on this process's device: the best of five."""
+def matrix_product_flops(precision: str, device: str) -> float:
+    """FLOP/s of square matrix products on a device: the best of five."""
     size = 4096 if tf.config.list_logical_devices("GPU") else 1024
-    a = tf.cast(tf.random.stateless_uniform([size, size], [0, 0]), tf.as_dtype(precision))
     seconds = []
-    for _ in range(6):  # the first prepares the kernel
-        began = time.perf_counter()
-        tf.reduce_max(tf.matmul(a, a)).numpy()
-        seconds.append(time.perf_counter() - began)
+    with tf.device(device or None):
+        a = tf.cast(tf.random.stateless_uniform([size, size], [0, 0]), tf.as_dtype(precision))
+        for _ in range(6):  # the first prepares the kernel
+            began = time.perf_counter()
+            tf.reduce_max(tf.matmul(a, a)).numpy()
+            seconds.append(time.perf_counter() - began)
     return 2.0 * size**3 / min(seconds[1:])

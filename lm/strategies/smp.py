@@ -16,7 +16,9 @@ import tensorflow as tf
 from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
-from lm.schema import Smp
+from lm.schema import Config, Smp
+from lm.smdistributed_local.modelparallel import state as double
+from lm.smdistributed_local.modelparallel.devices import HOSTS, peak_bytes, with_hardware_of_their_own
 from lm.strategies import EvalStep, Step, Strategy, Topology, TrainStep, devices
 from lm.strategies.allreduce import broadcast_once, smdistributed
 from lm.strategies.passes import dense
@@ -25,10 +27,11 @@ PARAMETERS = ("partitions", "microbatches", "pipeline", "optimize", "placement_s
 
 
 class ModelParallel(Strategy):
-    """Replicas whose layers lie on `partitions` devices each. parallel: the section of the configuration."""
+    """Replicas whose layers lie on `partitions` devices each."""
 
-    def __init__(self, parallel: Smp) -> None:
-        self.parallel = parallel
+    def __init__(self, config: Config) -> None:
+        self.parallel: Smp = config.parallel
+        parallel = self.parallel
         self.traces = 0
         self.smp = smdistributed("modelparallel")
         self.library: str = self.smp.__name__
@@ -38,11 +41,15 @@ class ModelParallel(Strategy):
         if self.ours:
             parameters = {name: getattr(parallel, name) for name in PARAMETERS}
             os.environ["SM_HP_MP_PARAMETERS"] = json.dumps({**parameters, "default_partition": 0})
+            os.environ[HOSTS] = ",".join(config.cluster.hosts)
             devices.share_cores(int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
         smp = self.smp
         smp.init()  # 1: initialise; Horovod too, in hybrid mode
         self.hvd = importlib.import_module("horovod.tensorflow") if parallel.horovod else None
-        if not self.ours:
+        if self.ours:
+            self.partition_devices = double.current().devices
+            self.devices = with_hardware_of_their_own(self.partition_devices)
+        else:
             devices.take(smp.local_rank(), smp.local_size())  # 2: a device of its own, by local rank
         self.topology = Topology(
             rank=smp.dp_rank() if self.ours else smp.rank(),
@@ -70,6 +77,10 @@ class ModelParallel(Strategy):
             return model(tokens_BT)
 
         return lambda tokens_BT: logits_of(tokens_BT).outputs[0]  # the microbatches are alike
+
+    def stage_peak_bytes(self) -> List[int]:
+        peaks = [peak_bytes(device) for device in self.partition_devices] if self.ours else []
+        return [] if None in peaks else [peak for peak in peaks if peak is not None]
 
     def train_step(self, model: Any, optimizer: Optimizer, plan: Plan) -> TrainStep:
         weights = list(named_variables(model).values())
