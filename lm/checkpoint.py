@@ -3,14 +3,11 @@
     checkpoints/step-00000100/weights.safetensors       the model, float32
     checkpoints/step-00000100/optimizer.safetensors     moments, step, loss scale
     checkpoints/step-00000100/checkpoint.json           written last: step, position, identity, checksums
-
-bfloat16 moments are stored as their 16 bits, because NumPy has no such type.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import math
@@ -19,17 +16,16 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional
 
-import numpy as np
 import tensorflow as tf
-from safetensors.numpy import load_file, save_file
 
 from lm.data.mixture import mixture_identity
 from lm.data.shards import Manifest
 from lm.refusal import ConfigError, Problem
 from lm.run import RunFailed, sync_folder, write_whole
 from lm.schema import Config
+from lm.tensors import NotFinite, digest, names_in, read, write
 
 FORMAT = 1
 STATE = "checkpoint.json"
@@ -115,13 +111,11 @@ class Checkpoints:
         weights = {name: v for name, v in variables.items() if not _is_state(name)}
         state = {name: v for name, v in variables.items() if _is_state(name)}
         for file, part in (("weights.safetensors", weights), ("optimizer.safetensors", state)):
-            arrays = {name: _to_numpy(variable) for name, variable in part.items()}
-            bad = [name for name, array in arrays.items() if not np.isfinite(array).all()]
-            if bad:
+            try:
+                files[file] = write(aside / file, part)
+            except NotFinite as bad:
                 shutil.rmtree(aside)
-                raise RunFailed(f"step {progress.step}: {bad[0]} is not finite, so no checkpoint was written")
-            save_file(arrays, str(aside / file))
-            files[file] = _digest(aside / file, sync=True)
+                raise RunFailed(f"step {progress.step}: {bad} is not finite, so no checkpoint was written") from None
         content = {
             "format": FORMAT,
             "progress": dataclasses.asdict(progress),
@@ -145,18 +139,21 @@ class Checkpoints:
         skipped = []
         for path in self._newest_first():
             try:
-                content, arrays = self._read(path)
+                content = self._read(path)
             except Incomplete as reason:
                 skipped.append(f"{path.name}: {reason}")
                 log.warning("skipped checkpoint %s: %s", path, reason)
                 continue
             self._refuse_other(path, content["identity"])
-            missing = sorted(set(variables) - set(arrays))
-            extra = sorted(set(arrays) - set(variables))
+            stored = names_in([path / file for file in content["files"]])
+            missing = sorted(set(variables) - set(stored))
+            extra = sorted(set(stored) - set(variables))
             if missing or extra:
                 raise RunFailed(f"{path} lacks {missing[:3]} and has {extra[:3]} that this run does not know")
-            for name, variable in variables.items():
-                _assign(name, variable, arrays[name])
+            try:
+                read(stored, variables)
+            except ValueError as error:
+                raise RunFailed(f"{path}: {error}") from None
             return Progress(**content["progress"])
         if skipped:
             reasons = "\n  ".join(skipped)
@@ -173,8 +170,8 @@ class Checkpoints:
         found = [path for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]
         return sorted(found, key=lambda path: path.name, reverse=True)
 
-    def _read(self, path: Path) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-        """Raises Incomplete."""
+    def _read(self, path: Path) -> Dict[str, Any]:
+        """What checkpoint.json says, once every file has its checksum. Raises Incomplete."""
         if not (path / STATE).exists():
             raise Incomplete(f"no {STATE}")
         try:
@@ -186,14 +183,11 @@ class Checkpoints:
         for file, expected in content["files"].items():
             if not (path / file).exists():
                 raise Incomplete(f"no {file}")
-            found = _digest(path / file)
+            found = digest(path / file)
             if found != expected:
                 sizes = f"{found['bytes']:,} bytes, {expected['bytes']:,} were written"
                 raise Incomplete(f"{file} is damaged ({sizes})")
-        arrays: Dict[str, Any] = {}
-        for file in content["files"]:
-            arrays.update(load_file(str(path / file)))
-        return content, arrays
+        return content
 
     def _refuse_other(self, path: Path, stored: Dict[str, Any]) -> None:
         problems = []
@@ -251,30 +245,3 @@ class Checkpoints:
 
 def _is_state(name: str) -> bool:
     return name.split(".")[0] not in ("embedding", "blocks", "final_norm", "head")
-
-
-def _to_numpy(variable: tf.Variable) -> Any:
-    if variable.dtype == tf.bfloat16:
-        return np.asarray(tf.bitcast(variable, tf.uint16))
-    return np.asarray(variable.numpy())  # a scalar too is an array
-
-
-def _assign(name: str, variable: tf.Variable, array: Any) -> None:
-    """Raises RunFailed where the shapes differ."""
-    if tuple(variable.shape) != array.shape:
-        raise RunFailed(f"{name} has shape {tuple(variable.shape)}, the checkpoint's has {array.shape}")
-    if variable.dtype == tf.bfloat16:
-        variable.assign(tf.bitcast(tf.constant(array), tf.bfloat16))
-    else:
-        variable.assign(array)
-
-
-def _digest(path: Path, sync: bool = False) -> Dict[str, Any]:
-    """A file's size and checksum; sync: and forces it to the disk."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**24):
-            digest.update(block)
-        if sync:
-            os.fsync(file.fileno())
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}

@@ -48,6 +48,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
     loader = bench.add_parser("loader", help="feeding against training's appetite and the page cache")
     loader.add_argument("--megabytes", type=_positive, default=1000, help="of tokens (%(default)s)")
     loader.set_defaults(work=_bench_loader)
+    pipeline = bench.add_parser("pipeline", help="a pipeline of stages against the ideal of its slowest")
+    pipeline.add_argument("--partitions", type=_positive, default=2, help="stages (%(default)s)")
+    pipeline.add_argument("--microbatches", type=_positive, default=8, help="of a step (%(default)s)")
+    pipeline.set_defaults(work=_bench_pipeline)
 
     worker = commands.add_parser("worker", help="lend this host's devices to a run elsewhere: cluster=tf_hosts")
     worker.add_argument("port", type=_positive, metavar="PORT", help="to listen on; for a private network alone")
@@ -127,8 +131,16 @@ def _bench_loader(options: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_pipeline(options: argparse.Namespace) -> int:
+    from lm.bench.pipeline import bench_pipeline
+
+    _keep("pipeline", bench_pipeline(options.partitions, options.microbatches, make_console()))
+    return 0
+
+
 def _keep(name: str, found: Any) -> None:
     path = Path("outputs/bench") / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"{path}: the same as JSON")
 

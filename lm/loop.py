@@ -95,7 +95,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
 
         def evaluate_now() -> None:
             with stopwatch("evaluation"):
-                val_loss = evaluate(eval_step, strategy, plan, validation, stop)
+                val_loss = evaluate(eval_step, strategy, plan, validation, config.train.eval_sequences, stop)
             if val_loss is None:  # stopped: the resumed run evaluates instead
                 return
             progress.measure(val_loss)
@@ -192,13 +192,21 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
 
 
 def evaluate(
-    eval_step: strategies.EvalStep, strategy: Strategy, plan: Plan, validation: TokenStream, stop: StopRequest
+    eval_step: strategies.EvalStep,
+    strategy: Strategy,
+    plan: Plan,
+    validation: TokenStream,
+    at_most: Optional[int],
+    stop: StopRequest,
 ) -> Optional[float]:
-    """Token-weighted mean loss in nats over the whole validation split; None where the ranks were asked to stop."""
+    """Token-weighted mean loss in nats over the validation split, or at most so many sequences of it.
+
+    None where the ranks were asked to stop.
+    """
     topology = strategy.topology
     nats, tokens = 0.0, 0.0
     batches = evaluation_batches(
-        validation, plan.context_tokens, plan.evaluation_sequences, topology.replica, topology.replicas
+        validation, plan.context_tokens, plan.evaluation_sequences, topology.replica, topology.replicas, at_most
     )
     for number, (tokens_BS, weights_BT) in enumerate(batches):
         batch_nats, batch_tokens = eval_step(tokens_BS, weights_BT)

@@ -7,13 +7,16 @@ runs inside the compiled step: a step whose gradients are not finite changes not
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
 from lm.plan import Plan
 from lm.schema import Config
 
+# Weights of this size move one after the other on a device. TensorFlow would begin all at once, and hold several copies
+# of the model while it is at it.
+LARGE_BYTES = 16 * 2**20
 LOSS_SCALE_GROWTH_STEPS = 2000  # double the loss scale after this many finite steps (Micikevicius et al. 2018)
 
 
@@ -98,22 +101,30 @@ class Optimizer:
         unscaled = []
         for variable, gradient in zip(self.variables.values(), gradients):
             with tf.device(variable.device):
-                unscaled.append(tf.cast(gradient, tf.float32) / self.loss_scale)
+                gradient = tf.cast(gradient, tf.float32)
+                unscaled.append(gradient / self.loss_scale if self.scales_loss else gradient)
         norm = tf.linalg.global_norm(unscaled)
         finite = tf.math.is_finite(norm)
         loss_scale = tf.identity(self.loss_scale)
         rate = learning_rate(self.schedule, self.plan.peak_learning_rate, self.plan.steps, self.step)
-        factor: Any = 1.0
+        factor: Optional[tf.Tensor] = None
         if self.settings.clip_norm is not None:
             factor = tf.minimum(1.0, self.settings.clip_norm / tf.maximum(norm, 1e-12))
 
         def move_all() -> tf.Tensor:
             self.step.assign_add(1)
+            last_large: Dict[str, List[tf.Operation]] = {}  # by device
             for (name, variable), gradient in zip(self.variables.items(), unscaled):
                 decay = self.settings.weight_decay if self.decays(name) else 0.0
-                with tf.device(variable.device):
-                    moved = self.move(name, variable, gradient * factor, rate)
-                    variable.assign(moved - rate * decay * variable if decay else moved)
+                large = variable.shape.num_elements() * 4 >= LARGE_BYTES
+                before = last_large.get(variable.device, []) if large else []
+                with tf.device(variable.device), tf.control_dependencies(before):
+                    clipped = gradient if factor is None else gradient * factor
+                    value = self.move(name, variable, clipped, rate)
+                    value = value - rate * decay * variable if decay else value
+                    assigned = variable.assign(value, read_value=False)
+                if large:
+                    last_large[variable.device] = [assigned]
             if self.scales_loss:
                 self.finite_steps.assign_add(1)
                 grow = tf.equal(self.finite_steps % LOSS_SCALE_GROWTH_STEPS, 0)

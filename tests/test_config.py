@@ -31,9 +31,15 @@ def refusal(*overrides: str) -> str:
 @pytest.mark.parametrize("cluster", options("cluster"))
 def test_every_combination_composes_and_plans(model: str, parallel: str, cluster: str) -> None:
     overrides = [f"model={model}", f"parallel={parallel}", f"cluster={cluster}"]
-    if parallel == "single" and cluster != "local":
+    if cluster == "tf_hosts":
+        assert "cluster=tf_hosts has no hosts" in refusal(*overrides)
+        overrides.append("cluster.hosts=[10.0.0.4:4100,10.0.0.5:4100]")
+    if cluster == "tf_hosts" and parallel != "smp":
+        said = f"cluster.hosts is for partitions on other hosts, and parallel={parallel} has none"
+        assert said in refusal(*overrides)
+    elif parallel == "single" and cluster != "local":
         assert "parallel=single trains in 1 process" in refusal(*overrides)
-    elif parallel == "smp" and cluster != "local":
+    elif parallel == "smp" and cluster not in ("local", "tf_hosts"):
         assert "parallel.horovod=false has one" in refusal(*overrides)
         assert make_plan(compose([*overrides, "parallel.horovod=true", "parallel.microbatches=1"])).replicas > 1
     else:

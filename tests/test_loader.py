@@ -159,6 +159,14 @@ def test_evaluation_weighs_every_label_once_in_equal_numbers_of_steps(
     assert len(counts) == 1
 
 
+def test_part_of_an_evaluation_is_spread_over_the_split(tmp_path: Path) -> None:
+    stream = stream_of(2000, tmp_path)
+    whole = [batch[0].numpy()[0, 0] for batch in evaluation_batches(stream, CONTEXT, 2, 0, 1)]
+    part = [batch[0].numpy()[0, 0] for batch in evaluation_batches(stream, CONTEXT, 2, 0, 1, at_most=9)]
+    assert part == [whole[step * len(whole) // 5] for step in range(5)]  # 9 sequences are 5 batches of 2
+    assert len(list(evaluation_batches(stream, CONTEXT, 2, 0, 1, at_most=10**6))) == len(whole)
+
+
 def test_a_shard_that_is_too_short_is_named(tmp_path: Path) -> None:
     stream = stream_of(333, tmp_path)
     shard = tmp_path / "train-00003.bin"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -128,20 +128,22 @@ def training_batches(
 
 
 def evaluation_batches(
-    stream: TokenStream, context: int, batch_sequences: int, replica: int, replicas: int
+    stream: TokenStream, context: int, batch_sequences: int, replica: int, replicas: int, at_most: Optional[int] = None
 ) -> Iterator[Tuple[tf.Tensor, tf.Tensor]]:
     """Every token of a split but its first as a label, once: int32 [B, S] and float32 weights [B, T].
 
+    at_most: so many sequences, rounded up to whole batches and evenly spread over the split; None: all of it.
     All replicas get the same number of batches; what is missing at the end is padding of weight 0.
     Raises DatasetError for a damaged shard.
     """
     labels = stream.tokens - 1
     sequences = -(-labels // context)
-    steps = -(-sequences // (batch_sequences * replicas))
+    whole = -(-sequences // (batch_sequences * replicas))
+    steps = whole if at_most is None else min(whole, -(-at_most // (batch_sequences * replicas)))
     faults: List[DatasetError] = []
 
     def batch(step: np.int64) -> Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        first = (int(step) * replicas + replica) * batch_sequences
+        first = (int(step) * whole // steps * replicas + replica) * batch_sequences
         count = max(0, min(batch_sequences * context, labels - first * context))
         tokens = np.zeros(batch_sequences * context + 1, np.int32)
         if count:

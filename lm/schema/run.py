@@ -22,6 +22,7 @@ class Train:
     max_nonfinite_steps: int = setting(3, minimum=1)  # stop at this many in a row
     log_every_steps: int = setting(10, minimum=1)
     eval_every_steps: int = setting(200, minimum=1)
+    eval_sequences: Optional[int] = setting(None, minimum=1)  # at each, spread over the held-out text; null: all of it
     sample_tokens: int = setting(64, minimum=0)  # of text generated at the end; 0: none
 
 
