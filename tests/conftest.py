@@ -131,6 +131,33 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def start_worker(port: int) -> subprocess.Popen[str]:
+    """`lm worker PORT`, once it answers."""
+    command = [sys.executable, "-m", "lm.cli", "worker", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert f"{port}: this host's devices are here for cluster=tf_hosts" in process.stdout.readline()
+    return process
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[List[int]]:
+    """The ports of two workers on this machine."""
+    ports = [free_port(), free_port()]
+    started = [start_worker(port) for port in ports]
+    yield ports
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def on_hosts(ports: List[int]) -> List[str]:
+    """The overrides of two partitions on workers of this machine."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return ["parallel=smp", "cluster=tf_hosts", f"cluster.hosts=[{hosts}]"]
+
+
 def only_run(experiment: str = "default") -> Path:
     """The folder of the single run of an experiment."""
     runs = [path for path in Path("outputs", experiment).iterdir() if path.is_dir()]

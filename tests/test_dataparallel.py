@@ -29,6 +29,13 @@ def test_a_second_init_is_refused(initialised: None) -> None:
         sdp.init()
 
 
+def test_other_than_eight_processes_a_host_are_refused_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINING_JOB_NAME", "job")  # as SageMaker sets it in the container
+    with pytest.raises(RuleBroken, match="always has 8 processes a host, and here are 1"):
+        sdp.init()
+    sdp.shutdown()
+
+
 def test_use_before_init_is_refused() -> None:
     with pytest.raises(RuleBroken, match=r"used before init\(\)\. Call init\(\) first"):
         sdp.oob_allreduce(tf.constant(1.0))

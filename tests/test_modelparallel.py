@@ -246,6 +246,21 @@ def test_horovods_init_is_refused_in_hybrid_mode(monkeypatch: pytest.MonkeyPatch
     hvd.shutdown()
 
 
+def test_data_divided_by_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a replica read the same: dp_rank() divides, never rank()."""
+    numbers = tf.data.Dataset.range(8)
+    monkeypatch.setenv(VARIABLE, json.dumps({"partitions": 1}))
+    smp.init()
+    try:
+        monkeypatch.setattr(smp.state.current(), "parameters", Parameters(2))  # as in a process with two devices
+        with pytest.raises(RuleBroken, match=r"divided among 2 ranks.* dataset\.shard\(smp\.dp_size\(\), smp\.dp_rank"):
+            numbers.shard(smp.size(), smp.rank())
+        assert list(numbers.shard(smp.dp_size(), smp.dp_rank()).as_numpy_iterator()) == list(range(8))
+    finally:
+        smp.shutdown()
+    assert list(numbers.shard(2, 1).as_numpy_iterator()) == [1, 3, 5, 7]
+
+
 def test_objects_between_ranks_of_one_process(library: None) -> None:
     smp.send({"a": 1}, 0, smp.RankType.WORLD_RANK)
     assert smp.recv_from(0, smp.RankType.WORLD_RANK) == {"a": 1}
@@ -296,12 +311,34 @@ with tf.GradientTape() as tape:
     expected = tf.reduce_mean(tf.square(y))
 worst = max(float(tf.reduce_max(abs(a.accumulate() - b))) for a, b in zip(gradients, tape.gradient(expected, weights)))
 (concrete,) = forward._compiled._list_all_concrete_functions()
+above = {}  # the operations that each waits for, itself included
+
+def ancestors(operation):
+    stack = [operation]
+    while stack:
+        one = stack[-1]
+        inputs = [t.op for t in one.inputs] + list(one.control_inputs)
+        missing = [o for o in inputs if o.name not in above]
+        if missing:
+            stack += missing
+            continue
+        above[one.name] = {one.name}.union(*(above[o.name] for o in inputs))
+        stack.pop()
+    return above[operation.name]
+
+everything = [o for o in concrete.graph.get_operations() if o.type == "MatMul"]
+backward = [o for o in everything if "gradients" in o.name]
+forward_names = {o.name for o in everything} - {o.name for o in backward}
+# how many forward products each backward product waits for, of 4 microbatches x 4 layers
+waits = sorted({len(forward_names & ancestors(o)) for o in backward})
 products = {}
 for operation in concrete.graph.get_operations():
     if operation.type == "MatMul":
         products[operation.device[-5:]] = products.get(operation.device[-5:], 0) + 1
 first = min(n for n, o in enumerate(concrete.graph.get_operations()) if "part0" in o.name and o.type == "MatMul")
-print(json.dumps({"worst": worst, "loss": float(loss.reduce_mean()) - float(expected), "products": products,
+devices = [v.device[-5:] for v in variables()]
+print(json.dumps({"waits": waits, "devices": devices, "worst": worst, "products": products,
+                  "loss": float(loss.reduce_mean()) - float(expected),
                   "device": concrete.graph.get_operations()[first].device[-5:]}))
 """
 
@@ -322,5 +359,51 @@ def test_two_partitions_have_half_the_products_each_and_the_gradients_of_one(mor
     assert found["worst"] < 1e-6
     assert abs(found["loss"]) < 1e-6
     assert found["device"] == device
+    low, high = found["devices"][:4], found["devices"][4:]  # kernels and biases, where their layer is
+    assert (set(low), set(high)) == ({device}, {"CPU:0", "CPU:1"} - {device})
+    if more.get("pipeline") == "simple":
+        assert found["waits"] == [16]  # all forward passes come first
+    else:  # its own four; from the third microbatch on those of the one that had to be over, too
+        assert found["waits"] == [4, 8]
     # two layers a device, four microbatches, a product forward and two backward, which lie where the forward one does
     assert found["products"] == {"CPU:0": 2 * 4 * 3, "CPU:1": 2 * 4 * 3}
+
+
+# --- two replicas, whose processes talk ------------------------------------------------------------------
+
+TWO_REPLICAS = """
+import json, os
+os.environ["SM_HP_MP_PARAMETERS"] = json.dumps({"partitions": 2, "horovod": True, "placement_strategy": "spread"})
+from lm.smdistributed_local import modelparallel as smp
+smp.init()
+W, D = smp.RankType.WORLD_RANK, smp.RankType.DP_RANK
+found = [smp.rank(), smp.size(), smp.dp_rank(), smp.dp_size(), smp.get_mp_group(), smp.get_dp_group()]
+if smp.dp_rank() == 0:
+    smp.broadcast({"from": 0}, smp.DP_GROUP)
+    found.append(smp.recv_from(1, D))
+    smp.send("back", 1, D)
+else:
+    found.append(smp.recv_from(0, D))
+    smp.broadcast({"from": 1}, smp.WORLD)
+    found.append(smp.recv_from(0, W))
+found += [smp.allgather(smp.dp_rank(), group) for group in (smp.WORLD, smp.DP_GROUP, smp.MP_GROUP)]
+smp.barrier(), smp.dp_barrier(), smp.mp_barrier()
+print("found " + json.dumps(found), flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_objects_between_two_replicas_of_two_partitions() -> None:
+    """Under placement_strategy=spread rank 1 is the first of replica 1, and ranks 0 and 2 are replica 0's."""
+    Path("script.py").write_text(TWO_REPLICAS)
+    command = [sys.executable, "-m", "hydra_plugins.lm_launchers._gloo", "2", sys.executable, "-u", "script.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "launchers")])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {
+        line[: line.index("]") + 1]: json.loads(line.split("found ")[1])
+        for line in done.stdout.splitlines()
+        if "found " in line
+    }
+    assert found["[0]"] == [0, 4, 0, 2, [0, 2], [0, 1], {"from": 1}, [0, 1, 0, 1], [0, 1], [0, 0]]
+    assert found["[1]"] == [1, 4, 1, 2, [1, 3], [0, 1], {"from": 0}, "back", [0, 1, 0, 1], [0, 1], [1, 1]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 from typing import Any, List, Optional, Sequence
 
 import horovod.tensorflow as hvd
@@ -34,9 +35,16 @@ _HOROVOD_OPS = {ReduceOp.AVERAGE: hvd.Average, ReduceOp.SUM: hvd.Sum, ReduceOp.M
 
 
 def init() -> None:
-    """Must come first, and once. Raises RuleBroken for a second call."""
+    """Must come first, and once.
+
+    Raises RuleBroken for a second call, and in a SageMaker job for other than 8 processes a host.
+    """
     claim(LIBRARY)
     hvd.init()
+    if hvd.local_size() != PROCESSES_PER_HOST and "TRAINING_JOB_NAME" in os.environ:
+        release(LIBRARY)
+        rule = f"{LIBRARY} always has {PROCESSES_PER_HOST} processes a host, and here are {hvd.local_size()}"
+        raise RuleBroken(rule, "Instances of 8 GPUs, or parallel=horovod")
     if hvd.local_size() != PROCESSES_PER_HOST and hvd.rank() == 0:
         log.warning(
             "smdistributed.dataparallel always has %d processes a host on SageMaker; here are %d",

@@ -1,0 +1,1 @@
+"""Stands in for the package in SageMaker's training images."""
