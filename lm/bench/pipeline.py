@@ -33,6 +33,7 @@ def bench_pipeline(partitions: int, microbatches: int, console: Console) -> List
         raise ConfigError([Problem(("partitions",), text, f"--partitions {len(cores)}")])
     found = []
     for where, pipeline in ARRANGEMENTS:
+        console.print(f"measuring {where}, {pipeline}: about a minute")
         with _servers(cores[:partitions] if where != "one process" else []) as hosts:
             settings = dict(partitions=partitions, microbatches=microbatches, pipeline=pipeline, hosts=hosts)
             measured = _measure(settings)

@@ -61,8 +61,7 @@ class Arrangement:
         @tf.function(autograph=False)
         def step(tokens_BS: tf.Tensor) -> tf.Tensor:
             losses, gradients = passes(tokens_BS)
-            with tf.control_dependencies([gradient.accumulate() for gradient in gradients]):
-                return tf.identity(losses.reduce_mean())
+            return losses.reduce_mean() + _all_of([gradient.accumulate() for gradient in gradients])
 
         return lambda: step(self.tokens_BS)
 
@@ -86,8 +85,7 @@ class Arrangement:
                         x_BTD = decoder.head(decoder.final_norm(x_BTD), decoder.embedding.tokens, tokens[:, 1:])
                     gradients = self._gradients(x_BTD, weights if first else [*weights, given_BTD])
                     sums = [a + b for a, b in zip(sums, gradients)] if sums else gradients
-            with tf.device(device), tf.control_dependencies(sums):
-                return tf.constant(0.0)
+            return _all_of(sums)
 
         return lambda: step(self.tokens_BS, self.hidden_BTD)
 
@@ -110,6 +108,15 @@ class Arrangement:
             with tf.device(one.device):
                 gradients += dense([gradient])
         return gradients
+
+
+def _all_of(tensors: List[tf.Tensor]) -> tf.Tensor:
+    """A number that needs all of them: TensorFlow leaves out what only a control dependency asks for."""
+    numbers = []
+    for tensor in tensors:
+        with tf.device(tensor.device):
+            numbers.append(tf.reduce_sum(tensor))
+    return tf.add_n(numbers)
 
 
 def named_device(layer: Any) -> str:
