@@ -16,7 +16,7 @@ from lm.schema import Config
 
 # Weights of this size move one after the other on a device. TensorFlow would begin all at once, and hold several copies
 # of the model while it is at it.
-LARGE_BYTES = 16 * 2**20
+LARGE_BYTES = 2**20
 LOSS_SCALE_GROWTH_STEPS = 2000  # double the loss scale after this many finite steps (Micikevicius et al. 2018)
 
 

@@ -363,8 +363,8 @@ def test_two_partitions_have_half_the_products_each_and_the_gradients_of_one(mor
     assert (set(low), set(high)) == ({device}, {"CPU:0", "CPU:1"} - {device})
     if more.get("pipeline") == "simple":
         assert found["waits"] == [16]  # all forward passes come first
-    else:  # its own four; from the third microbatch on those of the one that had to be over, too
-        assert found["waits"] == [4, 8]
+    else:  # its own four; from the third microbatch on those of the microbatches that had to be over, too
+        assert found["waits"] == [4, 8, 12]
     # two layers a device, four microbatches, a product forward and two backward, which lie where the forward one does
     assert found["products"] == {"CPU:0": 2 * 4 * 3, "CPU:1": 2 * 4 * 3}
 

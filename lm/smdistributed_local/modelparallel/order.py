@@ -18,18 +18,28 @@ class Order:
     def __init__(self, parameters: Parameters) -> None:
         self.simple = parameters.pipeline == "simple"
         self.alive = parameters.partitions
-        self.results: List[List[tf.Tensor]] = []  # of each microbatch: losses, gradients
+        self.totals: List[List[tf.Tensor]] = []  # of losses and gradients, after each microbatch
         self.outputs: List[tf.Tensor] = []  # of the model
         self.backward_begins: List[tf.Operation] = []
 
     def before_next(self) -> List[tf.Tensor]:
-        """What the next microbatch waits for: interleaved, the results of the one that must be over by then."""
-        number = len(self.results)
-        return [] if self.simple or number < self.alive else self.results[number - self.alive]
+        """What the next microbatch waits for: interleaved, the sums with the one that must be over by then.
+
+        The sums and not the gradients themselves: TensorFlow would make one sum of all microbatches' gradients, for
+        which they would all have to be there, but it leaves a sum alone that something waits for.
+        """
+        number = len(self.totals)
+        return [] if self.simple or number < self.alive else self.totals[number - self.alive]
 
     def done(self, results: Any) -> None:
-        """Takes what a microbatch gave."""
-        self.results.append([one for one in tf.nest.flatten(results) if tf.is_tensor(one)])
+        """Takes what a microbatch gave, and adds it to what those before it gave."""
+        flat, before = tf.nest.flatten(results), self.totals[-1] if self.totals else None
+        totals = []
+        for place, one in enumerate(flat):
+            summed = before is not None and tf.is_tensor(one) and (one.dtype.is_floating or one.dtype.is_integer)
+            with tf.device(one.device if summed else None):  # a gradient stays on its partition
+                totals.append(before[place] + one if summed else one)  # type: ignore[index]
+        self.totals.append(totals)
 
     def forward_done(self, output: tf.Tensor) -> tf.Tensor:
         """The model's output, and through it the beginning of its backward pass."""

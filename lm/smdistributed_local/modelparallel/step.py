@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
@@ -16,10 +16,10 @@ from lm.smdistributed_local.modelparallel.order import Order
 
 
 class StepOutput:
-    """What a step returned, for each microbatch."""
+    """What a step returned, for each microbatch. total: their sum, added up as they came."""
 
-    def __init__(self, outputs: List[tf.Tensor]) -> None:
-        self._outputs = outputs
+    def __init__(self, outputs: List[tf.Tensor], total: tf.Tensor) -> None:
+        self._outputs, self._total = outputs, total
 
     @property
     def outputs(self) -> List[tf.Tensor]:
@@ -49,11 +49,9 @@ class StepOutput:
         """The mean over microbatches, each added as it comes. Raises RuleBroken for another method."""
         if method not in ("variable", "add_n", "accumulate_n"):
             raise RuleBroken(f"accumulate(method={method!r})", "variable, add_n or accumulate_n")
-        total = self._outputs[0]
-        with tf.device(total.device):  # a gradient stays on its partition
-            for one in self._outputs[1:] if method != "add_n" else []:
-                total = total + one
-            mean = self.reduce_mean() if method == "add_n" else total / tf.cast(len(self._outputs), total.dtype)
+        with tf.device(self._total.device):  # a gradient stays on its partition
+            count = tf.cast(len(self._outputs), self._total.dtype)
+            mean = self.reduce_mean() if method == "add_n" else self._total / count
             return mean if var is None else var.assign(mean)
 
 
@@ -100,16 +98,17 @@ class Step:
         if not process.current().stepped:
             self._record(arguments)
         run = self._run if tf.inside_function() else self._compiled
-        collected = run(arguments)
-        return tf.nest.map_structure(lambda *outputs: StepOutput(list(outputs)), *collected)
+        collected, totals = run(arguments)
+        total = tf.nest.pack_sequence_as(collected[0], totals)
+        return tf.nest.map_structure(lambda total, *outputs: StepOutput(list(outputs), total), total, *collected)
 
     def _microbatches(self, arguments: Dict[str, Any]) -> List[Dict[str, Any]]:
         count = process.current().parameters.microbatches
         split = {name: self._split(name, value, count) for name, value in arguments.items()}
         return [{name: parts[number] for name, parts in split.items()} for number in range(count)]
 
-    def _run(self, arguments: Dict[str, Any]) -> List[Any]:
-        """The microbatches' results, one traced after the other."""
+    def _run(self, arguments: Dict[str, Any]) -> Tuple[List[Any], List[tf.Tensor]]:
+        """The microbatches' results, one traced after the other, and their sums."""
         order, collected = Order(process.current().parameters), []
         for microbatch in self._microbatches(arguments):
             with tf.control_dependencies(order.before_next()):
@@ -118,7 +117,7 @@ class Step:
                 collected.append(self.function(**inputs))
             order.done(collected[-1])
         order.close()
-        return collected
+        return collected, order.totals[-1]
 
     def _record(self, arguments: Dict[str, Any]) -> None:
         """The first pass, in a graph that is thrown away: it tells which layers there are, and what they cost."""
