@@ -54,7 +54,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     pipeline.set_defaults(work=_bench_pipeline)
 
     worker = commands.add_parser("worker", help="lend this host's devices to a run elsewhere: cluster=tf_hosts")
-    worker.add_argument("port", type=_positive, metavar="PORT", help="to listen on; for a private network alone")
+    worker.add_argument("port", type=_port, metavar="PORT", help="to listen on; for a private network alone")
     worker.set_defaults(work=_worker)
 
     track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
@@ -69,6 +69,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text} is no positive whole number")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if _positive(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: 1 to 65535")
     return int(text)
 
 

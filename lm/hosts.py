@@ -29,7 +29,7 @@ def silent(hosts: List[str]) -> Dict[str, str]:
         host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # no such name, or no name or port at all
             why[address] = str(error)
     return why
 

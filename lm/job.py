@@ -42,7 +42,8 @@ def begin(config: Config, plan: Plan) -> Tuple[RunFolder, bool]:
     console = make_console()
     run = run_folder(config)
     console.print(table(f"{config.run.experiment} / {run.path.name}", plan.rows()))
-    refuse_silent(config.cluster.hosts)
+    if config.run.resume == "never" or not is_done(run.read_summary(), plan):
+        refuse_silent(config.cluster.hosts)
     from lm.data.fit import check_fits
     from lm.data.prepare import prepare
 
@@ -91,11 +92,12 @@ def train_here(config: Config, plan: Plan) -> int:
     data, manifest = data_of(config)
     try:
         summary = train(config, plan, run, data, manifest)
-    except tf.errors.UnavailableError as error:
-        gone = ", ".join(silent(config.cluster.hosts))
-        if not gone:
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InvalidArgumentError) as error:
+        restarted = "context_id" in str(error)  # a new server does not know the run
+        if not config.cluster.hosts or (isinstance(error, tf.errors.InvalidArgumentError) and not restarted):
             raise
-        again = "start lm worker there again, and the same command goes on from the last checkpoint"
-        raise RunFailed(f"cluster.hosts: {gone} has gone; {again}") from error
+        gone = ", ".join(silent(config.cluster.hosts))
+        what = f"{gone} has gone; start lm worker there again" if gone else "a host went and is there again"
+        raise RunFailed(f"cluster.hosts: {what}, and the same command goes on from the last checkpoint") from error
     stopped = summary["status"] == "stopped" and summary["world"] == 1
     return 128 + summary["signal"] if stopped else 0

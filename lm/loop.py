@@ -172,6 +172,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
             val_loss=progress.val_loss,
             val_bits_per_byte=bits_per_byte(progress.val_loss, manifest) if progress.val_loss is not None else None,
             best_val_loss=progress.best_val_loss,
+            eval_sequences=config.train.eval_sequences,
             sequences_by_source=mixture.realised(progress.sequences),
             traces=strategy.traces,
             signal=stop.number,

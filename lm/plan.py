@@ -154,8 +154,9 @@ def _memory(config: Config, parameters: int, microbatch_sequences: int, accumula
         shapes = weight_shapes(model, vocabulary)
         moments = sum(sum(shape) for part in shapes.values() for shape in part)
     logits = min(tokens, slice_tokens(vocabulary)) * vocabulary * 4 * 2  # and their gradient
-    partitions = getattr(config.parallel, "partitions", 1)  # equal shares; so many microbatches are alive at once
-    alive = min(partitions, accumulation) if partitions > 1 else 1
+    partitions = getattr(config.parallel, "partitions", 1)  # equal shares
+    all_at_once = getattr(config.parallel, "pipeline", "") == "simple"
+    alive = accumulation if all_at_once else min(partitions, accumulation) if partitions > 1 else 1
     if model.recompute == "block":
         activations = tokens * (per_token + model.layers * model.width * compute_bytes * alive // partitions)
     else:

@@ -120,8 +120,9 @@ def closing_rows(summary: Dict[str, Any], folder: Path) -> List[Tuple[str, str]]
     if summary.get("val_loss") is not None:
         rows.append(("validation loss", f"{summary['val_loss']:.4f} nats a token"))
         ours, gzip = summary["val_bits_per_byte"], summary["gzip_bits_per_byte"]
+        text = "the same text" if summary.get("eval_sequences") is None else "all of the held-out text"
         verdict = "better than" if ours < gzip else "not yet better than"
-        rows.append(("compression", f"{ours:.4f} bits a byte, {verdict} gzip -9's {gzip:.4f} on the same text"))
+        rows.append(("compression", f"{ours:.4f} bits a byte, {verdict} gzip -9's {gzip:.4f} on {text}"))
     if summary.get("tokens_per_second"):
         peak = summary["peak_flops_per_second"]
         rows.append(("speed", f"{summary['tokens_per_second']:,.0f} tokens/s"))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, List, Tuple
 import numpy as np
 import pytest
 
-from lm.data.loader import READERS, Feed, evaluation_batches, overlapping, training_batches
+from lm.data.loader import READERS, Feed, evaluation_batches, training_batches
 from lm.data.mixture import Component, Mixture
 from lm.data.order import Order
 from lm.data.shards import DatasetError, Extent
@@ -60,12 +60,6 @@ def test_every_batch_is_of_whole_neighbouring_tokens(tmp_path: Path) -> None:
     for batch in batches(two(tmp_path), 0, 40):
         assert batch.dtype == np.int32
         np.testing.assert_array_equal(np.diff(batch, axis=1), 1)
-
-
-def test_inputs_and_labels_overlap_and_no_label_is_lost() -> None:
-    sequences = overlapping(np.arange(25), 8)
-    np.testing.assert_array_equal(sequences[:, 0], [0, 8, 16])
-    np.testing.assert_array_equal(sequences[:, 1:].reshape(-1), np.arange(1, 25))
 
 
 def test_two_epochs_bring_every_sequence_twice(tmp_path: Path) -> None:
@@ -159,12 +153,16 @@ def test_evaluation_weighs_every_label_once_in_equal_numbers_of_steps(
     assert len(counts) == 1
 
 
-def test_part_of_an_evaluation_is_spread_over_the_split(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("batch", "replicas"), [(2, 1), (3, 2)])
+def test_part_of_an_evaluation_is_spread_over_the_split(tmp_path: Path, batch: int, replicas: int) -> None:
+    """The same sequences however they are batched."""
     stream = stream_of(2000, tmp_path)
-    whole = [batch[0].numpy()[0, 0] for batch in evaluation_batches(stream, CONTEXT, 2, 0, 1)]
-    part = [batch[0].numpy()[0, 0] for batch in evaluation_batches(stream, CONTEXT, 2, 0, 1, at_most=9)]
-    assert part == [whole[step * len(whole) // 5] for step in range(5)]  # 9 sequences are 5 batches of 2
-    assert len(list(evaluation_batches(stream, CONTEXT, 2, 0, 1, at_most=10**6))) == len(whole)
+    sequences = -(-1999 // CONTEXT)
+    firsts = []
+    for replica in range(replicas):
+        for tokens_BS, weights_BT in evaluation_batches(stream, CONTEXT, batch, replica, replicas, at_most=9):
+            firsts += [int(row[0]) for row, weights in zip(tokens_BS.numpy(), weights_BT.numpy()) if weights.any()]
+    assert sorted(firsts) == [number * sequences // 9 * CONTEXT for number in range(9)]
 
 
 def test_a_shard_that_is_too_short_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lm.refusal import ConfigError, Problem
 
 ARRANGEMENTS = (("one process", "interleaved"), ("one process", "simple"), ("a server a stage", "interleaved"))
 START_SECONDS = 120.0
+LAYERS = 8
 
 
 def bench_pipeline(partitions: int, microbatches: int, console: Console) -> List[Dict[str, Any]]:
@@ -28,15 +29,16 @@ def bench_pipeline(partitions: int, microbatches: int, console: Console) -> List
     GPipe, section 2.3): M of work, and P - 1 of bubble in which it waits.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < partitions:
-        text = f"{partitions} stages want a core each, and there are {len(cores)}"
-        raise ConfigError([Problem(("partitions",), text, f"--partitions {len(cores)}")])
+    most = min(len(cores), LAYERS)
+    if partitions > most:
+        text = f"{partitions} stages want a core and a block each, and there are {len(cores)} and {LAYERS}"
+        raise ConfigError([Problem(("partitions",), text, f"--partitions {most}")])
     found = []
     for where, pipeline in ARRANGEMENTS:
         console.print(f"measuring {where}, {pipeline}: about a minute")
         with _servers(cores[:partitions] if where != "one process" else []) as hosts:
-            settings = dict(partitions=partitions, microbatches=microbatches, pipeline=pipeline, hosts=hosts)
-            measured = _measure(settings)
+            shape = dict(layers=LAYERS, partitions=partitions, microbatches=microbatches)
+            measured = _measure(dict(**shape, pipeline=pipeline, hosts=hosts))
         slowest = max(measured["stages"])
         measured.update(where=where, order=pipeline, ideal=(microbatches + partitions - 1) * slowest)
         measured["share_of_ideal"] = measured["ideal"] / measured["pipeline"]
@@ -57,7 +59,9 @@ def bench_pipeline(partitions: int, microbatches: int, console: Console) -> List
 
 def _measure(settings: Dict[str, Any]) -> Dict[str, Any]:
     command = [sys.executable, "-m", "lm.bench.stages", json.dumps(settings)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ChildProcessError(f"the measurement of {settings} ended with status {done.returncode}")
     measured: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return measured
 

@@ -21,17 +21,18 @@ from lm.strategies.passes import dense
 
 ROUNDS = 7
 SEQUENCES = 4  # of a microbatch
-SHAPE = ["model.layers=8", "model.width=256", "model.heads=4", "model.context=128", "dataset.vocabulary_size=1024"]
+SHAPE = [ "model.width=256", "model.heads=4", "model.context=128", "dataset.vocabulary_size=1024"]
 
 
 class Arrangement:
     """A model in partitions, and the compiled functions whose times are compared."""
 
-    def __init__(self, partitions: int, microbatches: int, pipeline: str, hosts: List[str]) -> None:
+    def __init__(self, layers: int, partitions: int, microbatches: int, pipeline: str, hosts: List[str]) -> None:
         batch = SEQUENCES * microbatches
         config = compose(
             [
                 *SHAPE,
+                f"model.layers={layers}",
                 "model.tied_head=false",
                 "parallel=smp",
                 f"parallel.partitions={partitions}",
@@ -132,7 +133,7 @@ def measure(settings: Dict[str, Any]) -> Dict[str, Any]:
     if not hosts:  # every operation on one thread, and a thread for each stage
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(partitions)
-    arrangement = Arrangement(partitions, settings["microbatches"], settings["pipeline"], hosts)
+    arrangement = Arrangement(**settings)
     stages = [arrangement.alone(stage) for stage in range(partitions)]
     pipeline, crossing = arrangement.pipeline(), arrangement.crossing()
     found: Dict[str, List[Any]] = {"stages": [], "pipeline": [], "crossing": []}

@@ -132,25 +132,27 @@ def evaluation_batches(
 ) -> Iterator[Tuple[tf.Tensor, tf.Tensor]]:
     """Every token of a split but its first as a label, once: int32 [B, S] and float32 weights [B, T].
 
-    at_most: so many sequences, rounded up to whole batches and evenly spread over the split; None: all of it.
+    at_most: so many sequences, evenly spread over the split, the same however they are batched; None: all of them.
     All replicas get the same number of batches; what is missing at the end is padding of weight 0.
     Raises DatasetError for a damaged shard.
     """
     labels = stream.tokens - 1
     sequences = -(-labels // context)
-    whole = -(-sequences // (batch_sequences * replicas))
-    steps = whole if at_most is None else min(whole, -(-at_most // (batch_sequences * replicas)))
+    chosen = sequences if at_most is None else min(sequences, at_most)
+    steps = -(-chosen // (batch_sequences * replicas))
     faults: List[DatasetError] = []
 
     def batch(step: np.int64) -> Tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        first = (int(step) * whole // steps * replicas + replica) * batch_sequences
-        count = max(0, min(batch_sequences * context, labels - first * context))
-        tokens = np.zeros(batch_sequences * context + 1, np.int32)
-        if count:
+        tokens = np.zeros((batch_sequences, context + 1), np.int32)
+        weights = np.zeros((batch_sequences, context), np.float32)
+        first = (int(step) * replicas + replica) * batch_sequences
+        for row, number in enumerate(range(first, min(first + batch_sequences, chosen))):
+            begin = number * sequences // chosen * context
+            count = min(context, labels - begin)
             with _kept(faults):
-                tokens[: count + 1] = stream.read(first * context, count + 1)
-        weights = (np.arange(batch_sequences * context) < count).astype(np.float32)
-        return overlapping(tokens, context).copy(), weights.reshape(batch_sequences, context)
+                tokens[row, : count + 1] = stream.read(begin, count + 1)
+            weights[row, :count] = 1.0
+        return tokens, weights
 
     def read(step: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
         tokens, weights = tf.numpy_function(batch, [step], [tf.int32, tf.float32])
@@ -178,10 +180,3 @@ def _with_its_cause(batches: tf.data.Dataset, faults: List[DatasetError]) -> Ite
         if faults:
             raise faults[0] from None
         raise
-
-
-def overlapping(tokens: np.ndarray[Any, Any], context: int) -> np.ndarray[Any, Any]:
-    """n T + 1 tokens as a view [n, T + 1]: the last token of a sequence is the first of the next."""
-    item = tokens.dtype.itemsize
-    shape = ((len(tokens) - 1) // context, context + 1)
-    return np.lib.stride_tricks.as_strided(tokens, shape, (context * item, item), writeable=False)

@@ -50,4 +50,4 @@ class Cluster:
     name: str = setting()
     processes: int = setting(1, minimum=1)
     hosts: List[str] = setting([], pattern=r"\S+:\d+")  # HOST:PORT of each `lm worker` that partitions lie on
-    peak_tflops_per_process: Optional[float] = setting(None, above=0)  # null: measured by a matrix product
+    peak_tflops_per_process: Optional[float] = setting(None, above=0)  # of all its devices; null: measured

@@ -92,7 +92,7 @@ class ModelParallel(Strategy):
             nats_BT = model(tokens_BS[:, :-1], tf.stack([run_seed, sequences_B[0]]), tokens_BS[:, 1:])
             loss = tf.reduce_mean(nats_BT) * loss_scale
             gradients = []
-            for weight, gradient in zip(weights, _gradients(loss, weights)):
+            for weight, gradient in zip(weights, self._gradients(loss, weights)):
                 with tf.device(weight.device):  # a lookup's rows are summed where its table is
                     gradients += dense([gradient])
             return loss, gradients
@@ -132,16 +132,18 @@ class ModelParallel(Strategy):
     def barrier(self) -> None:
         self.smp.barrier()
 
+    def _gradients(self, loss: tf.Tensor, weights: List[tf.Variable]) -> List[Any]:
+        """What the library documents for inside a step, an optimizer's get_gradients; here tf.gradients, which it is.
+
+        Keras 3 has no get_gradients, and that of Keras 2 would leave backward operations without their partition.
+        """
+        if self.ours:
+            return tf.gradients(loss, weights)
+        return tf.keras.optimizers.SGD().get_gradients(loss, weights)
+
     def _average(self, tensor: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
         """Over the replicas."""
         return tensor if self.hvd is None else self.hvd.allreduce(tensor, name=name)
-
-
-def _gradients(loss: tf.Tensor, weights: List[tf.Variable]) -> List[Any]:
-    """What the library allows inside a step: an optimizer's get_gradients, which Keras 2 has and is tf.gradients."""
-    if hasattr(tf.keras.optimizers.SGD, "get_gradients"):
-        return tf.keras.optimizers.SGD().get_gradients(loss, weights)
-    return tf.gradients(loss, weights)
 
 
 def _distributed(smp: Any, decoder: Any, parallel: Smp) -> Any:

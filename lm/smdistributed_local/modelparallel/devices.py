@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import List, Optional
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from lm.smdistributed_local import RuleBroken
 
 HOSTS = "LM_PARTITION_HOSTS"  # HOST:PORT,HOST:PORT of TensorFlow servers; SageMaker's library has no such thing
 JOB = "partition"
+PLACE = (("RANK", "0"), ("SIZE", "1"))  # of this process among the replicas of its host
 
 
 def partition_devices(partitions: int) -> List[str]:
@@ -26,36 +28,58 @@ def with_hardware_of_their_own(devices: List[str]) -> List[str]:
 
 
 def peak_bytes(device: str) -> Optional[int]:
-    """The most memory that a partition's device had in use: a GPU's, or the process's on another host's CPU.
+    """The most memory in use of a partition's GPU here, or of the server on another host's CPU since it began.
 
-    None where it cannot be told apart: logical devices of one CPU share this process, whose peak is its own.
+    None where it cannot be told: logical devices of one CPU share this process, and of another host's GPU TensorFlow
+    tells its own process alone.
     """
     if f"/job:{JOB}/" not in device:
         return int(tf.config.experimental.get_memory_info(device)["peak"]) if "GPU" in device else None
     if "GPU" in device:
-        return None  # TensorFlow tells a remote GPU's to its own process alone
+        return None
     with tf.device(device):  # the server reads its own entry (proc(5)): VmHWM is the peak of its resident set
         status = tf.io.read_file("/proc/self/status").numpy().decode()
     return int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
 
 def _of_hosts(hosts: List[str], partitions: int) -> List[str]:
-    """The GPUs of each host, or its CPU where it has none, in the order of the hosts."""
-    tf.config.experimental_connect_to_host(hosts, job_name=JOB)
+    """Partitions dealt evenly over the hosts, in their order: on the GPUs of each, or its CPU where it has none."""
+    if partitions < len(hosts):
+        rule = f"{len(hosts)} hosts and {partitions} partitions: {', '.join(hosts[partitions:])} would have none"
+        raise RuleBroken(rule, "A partition a host at least, or fewer hosts")
+    cluster = tf.train.ClusterSpec({"run": [_own_address(hosts[0])], JOB: hosts})
+    tf.config.experimental_connect_to_cluster(cluster, job_name="run", task_index=0)
+    every = [device.name for device in tf.config.list_logical_devices()]
     devices: List[str] = []
-    for task in range(len(hosts)):
-        own = [d.name for d in tf.config.list_logical_devices() if f"/job:{JOB}/replica:0/task:{task}/" in d.name]
-        devices += [name for name in own if "device:GPU" in name] or [name for name in own if "device:CPU" in name]
-    if len(devices) < partitions:
-        have = ", ".join(hosts)
-        rule = f"{partitions} partitions want a device each, and {have} has {len(devices)}"
-        raise RuleBroken(rule, "Fewer partitions, or more hosts")
-    return devices[:partitions]
+    for task, host in enumerate(hosts):
+        own = [name for name in every if f"/job:{JOB}/replica:0/task:{task}/" in name]
+        own = [name for name in own if "device:GPU" in name] or [name for name in own if "device:CPU" in name]
+        share = partitions // len(hosts) + (task < partitions % len(hosts))
+        if share > len(own):
+            rule = f"{partitions} partitions want a device each: {share} are {host}'s share, which has {len(own)}"
+            raise RuleBroken(rule, "Fewer partitions, or more hosts")
+        devices += own[:share]
+    return devices
+
+
+def _own_address(host: str) -> str:
+    """Where that host reaches this process, which it asks for what the step takes from here."""
+    name, _, port = host.rpartition(":")
+    with socket.create_connection((name, int(port))) as way, socket.socket() as free:
+        address = way.getsockname()[0]
+        free.bind((address, 0))
+        return f"{address}:{free.getsockname()[1]}"
 
 
 def _of_this_host(partitions: int) -> List[str]:
-    kind = "GPU" if len(tf.config.list_physical_devices("GPU")) >= partitions else "CPU"
-    if kind == "CPU":
+    rank, replicas = (int(os.environ.get(f"HOROVOD_LOCAL_{name}", default)) for name, default in PLACE)
+    gpus = tf.config.list_physical_devices("GPU")
+    kind = "GPU" if len(gpus) >= partitions * replicas else "CPU"
+    if kind == "GPU":  # each replica of this host has its own
+        tf.config.set_visible_devices(gpus[rank * partitions : (rank + 1) * partitions], "GPU")
+        for gpu in tf.config.get_visible_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    else:
         (cpu,) = tf.config.list_physical_devices("CPU")
         have = tf.config.get_logical_device_configuration(cpu) or [None]
         if len(have) < partitions:

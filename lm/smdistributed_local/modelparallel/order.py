@@ -36,6 +36,7 @@ class Order:
         flat, before = tf.nest.flatten(results), self.totals[-1] if self.totals else None
         totals = []
         for place, one in enumerate(flat):
+            one = tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one  # a lookup's gradient
             summed = before is not None and tf.is_tensor(one) and (one.dtype.is_floating or one.dtype.is_integer)
             with tf.device(one.device if summed else None):  # a gradient stays on its partition
                 totals.append(before[place] + one if summed else one)  # type: ignore[index]

@@ -57,7 +57,12 @@ def init() -> None:
         rule = f"{processes} processes drive {parameters.partitions} partitions each, and horovod is false"
         raise RuleBroken(rule, "horovod: true for replicas, or one process")
     claim(LIBRARY)
-    state = State(parameters, replica=0, replicas=1, devices=partition_devices(parameters.partitions))
+    try:
+        devices = partition_devices(parameters.partitions)
+    except RuleBroken:
+        release(LIBRARY)
+        raise
+    state = State(parameters, replica=0, replicas=1, devices=devices)
     if parameters.horovod:
         import horovod.tensorflow as hvd
 
