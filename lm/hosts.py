@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from typing import Dict, List
 
 from lm.refusal import ConfigError, Problem
@@ -42,8 +43,9 @@ def serve(port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", port))
-    ended = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ended)  # before the server's threads begin, which inherit it
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
     from lm.start import import_tensorflow
 
     import_tensorflow()
@@ -54,5 +56,6 @@ def serve(port: int) -> int:
     server = tf.distribute.Server({"partition": [f"localhost:{port}"]}, job_name="partition", task_index=0)
     address = server.target[len("grpc://") :]
     print(f"{address}: this host's devices are here for cluster=tf_hosts; Ctrl-C ends it", flush=True)
-    signal.sigwait(ended)
+    while not ended.wait(0.2):  # a signal that another thread receives does not wake this one
+        pass
     return 0
