@@ -1,4 +1,4 @@
-"""Trains 20 steps here and in the training image, on one process and on two, and compares the losses.
+"""Trains 20 steps here and in the training image under every strategy, moves a run between them, compares the losses.
 
 python tests/training_image/agree.py IMAGE_PYTHON. Ends with status 1 where a loss differs by more than 1e-4.
 """
@@ -32,7 +32,7 @@ def losses(python: str, overrides: List[str], processes: int) -> Dict[str, List[
     config = compose(overrides)
     folder = run_folder(config)
     run = folder.path
-    run.mkdir(parents=True)
+    run.mkdir(parents=True, exist_ok=True)  # it may go on with another's
     folder.write_config(config)
     command = [python, "-u", "-m", "lm.worker", str(folder.config)]
     if processes > 1:
@@ -71,6 +71,17 @@ def main(image: str) -> int:
             difference = max(abs(a - b) for a, b in zip(found[kind], expected))
             worst = max(worst, difference)
             print(f"training image, {name}: {kind} differs from the workstation's by at most {difference:.1e}")
+    constant = [*overrides, "schedule=constant", "schedule.warmup_steps=5"]  # the rate does not follow train.steps
+    straight = losses(sys.executable, [*constant, f"run.directory={folder / 'straight'}"], 1)["loss"]
+    here = sys.executable
+    for name, first, then in (("here to the image", here, image), ("the image to here", image, here)):
+        moved = [*constant, f"run.directory={folder / name}"]
+        losses(first, [*moved, "parallel=smp", "train.steps=10"], 1)
+        found = losses(then, moved, 1)["loss"]
+        assert len(found) == STEPS
+        difference = max(abs(a - b) for a, b in zip(found, straight))
+        worst = max(worst, difference)
+        print(f"ten steps in two partitions, then ten in one process, from {name}: differs by at most {difference:.1e}")
     return int(worst > TOLERANCE)
 
 
