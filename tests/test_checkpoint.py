@@ -121,7 +121,7 @@ def test_every_variable_must_be_restored() -> None:
     with pytest.raises(RunFailed, match="that this run does not know"):
         checkpoints().restore(fewer)
     other = {**variables(), "embedding.tokens": tf.Variable(tf.zeros([4, 4]))}
-    with pytest.raises(RunFailed, match=r"has shape \(4, 4\), the checkpoint's has \(3, 4\)"):
+    with pytest.raises(RunFailed, match=r"step-00000005: embedding.tokens has shape \(4, 4\), the file's has \(3, 4\)"):
         checkpoints().restore(other)
 
 
