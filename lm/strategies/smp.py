@@ -137,7 +137,7 @@ class ModelParallel(Strategy):
 
         Keras 3 has no get_gradients, and that of Keras 2 would leave backward operations without their partition.
         """
-        if self.ours:
+        if self.ours or not hasattr(tf.keras.optimizers.SGD, "get_gradients"):
             return tf.gradients(loss, weights)
         return tf.keras.optimizers.SGD().get_gradients(loss, weights)
 
