@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
@@ -122,6 +123,23 @@ def train_py(*overrides: str, timeout: float = 240, **environment: str) -> subpr
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **environment}, check=False
     )
+
+
+def start(*overrides: str) -> subprocess.Popen[str]:
+    """train.py in a session of its own, to be signalled or killed."""
+    command = [sys.executable, str(ROOT / "train.py"), *overrides]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Returns once a condition holds; fails where the process ends before, or after two minutes."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
 
 
 def free_port() -> int:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
-from conftest import ROOT, SMALL, dataset_overrides, on_hosts, only_run, run_here, train_lines, train_py
+from conftest import SMALL, dataset_overrides, on_hosts, only_run, run_here, start, train_lines, train_py, wait_until
 
 pytestmark = pytest.mark.processes
 # Microbatches of two sequences everywhere, whose dropout masks therefore agree; gradients that are clipped.
@@ -69,15 +66,8 @@ class Conformance:
         assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], abs=5e-3)
 
     def test_a_killed_run_goes_on(self, single: Dict[str, Any], overrides: List[str]) -> None:
-        command = [sys.executable, str(ROOT / "train.py"), *overrides]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        deadline = time.monotonic() + 120
-        while not list(Path("outputs/default").glob("*/checkpoints/step-*")):
-            assert process.poll() is None, process.communicate()[0]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        process = start(*overrides)
+        wait_until(lambda: any(Path("outputs/default").glob("*/checkpoints/step-*")), process)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         done = train_py(*overrides)

@@ -8,12 +8,22 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import List
 
 import pytest
-from conftest import ROOT, free_port, on_hosts, only_run, run_here, start_worker, train_lines, train_py
+from conftest import (
+    ROOT,
+    free_port,
+    on_hosts,
+    only_run,
+    run_here,
+    start,
+    start_worker,
+    train_lines,
+    train_py,
+    wait_until,
+)
 
 from lm.hosts import refuse_silent, silent
 from lm.refusal import ConfigError
@@ -24,13 +34,8 @@ pytestmark = pytest.mark.processes
 def test_a_host_that_is_killed_is_told_and_the_run_goes_on(small: List[str], two_hosts: List[int]) -> None:
     """Losses of single to 1e-5 in the end, through a kill -9 of the second stage and a new server in its place."""
     overrides = [*small, "train.steps=300", "train.eval_every_steps=300", "checkpoint.every_steps=20"]
-    command = [sys.executable, str(ROOT / "train.py"), *overrides, *on_hosts(two_hosts), "run.experiment=hosts"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 120
-    while not list(Path("outputs/hosts").glob("*/checkpoints/step-00000040")):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = start(*overrides, *on_hosts(two_hosts), "run.experiment=hosts")
+    wait_until(lambda: any(Path("outputs/hosts").glob("*/checkpoints/step-00000040")), process)
     subprocess.run(["pkill", "-9", "-f", f"lm.cli worker {two_hosts[1]}$"], check=True)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1

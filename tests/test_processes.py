@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, on_hosts, only_run, run_here, train_lines, train_py
+from conftest import ROOT, on_hosts, only_run, run_here, start, train_lines, train_py, wait_until
 from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.processes
@@ -31,23 +31,14 @@ def weights(experiment: str, step: int) -> Dict[str, Any]:
     return {**load_file(str(folder / "weights.safetensors")), **load_file(str(folder / "optimizer.safetensors"))}
 
 
-def start(*overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "train.py"), *overrides]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-
-
 def wait_for_step(experiment: str, step: int, process: subprocess.Popen[str]) -> None:
     """Returns once metrics.jsonl has a step; fails where the process ends before."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def logged() -> bool:
         runs = list(Path("outputs", experiment).glob("*/metrics.jsonl"))
-        if runs and f'"step": {step},' in runs[0].read_text():
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} never came")
+        return bool(runs) and f'"step": {step},' in runs[0].read_text()
+
+    wait_until(logged, process)
 
 
 def workers() -> List[psutil.Process]:

@@ -57,7 +57,7 @@ class Arrangement:
         @self.smp.step
         def passes(tokens_BS: tf.Tensor) -> Any:
             loss = tf.reduce_mean(self.model(tokens_BS[:, :-1], None, tokens_BS[:, 1:]))
-            return loss, self._gradients(loss, self.weights)
+            return loss, dense(tf.gradients(loss, self.weights), self.weights)
 
         @tf.function(autograph=False)
         def step(tokens_BS: tf.Tensor) -> tf.Tensor:
@@ -84,7 +84,8 @@ class Arrangement:
                         x_BTD = block(x_BTD)
                     if last:
                         x_BTD = decoder.head(decoder.final_norm(x_BTD), decoder.embedding.tokens, tokens[:, 1:])
-                    gradients = self._gradients(x_BTD, weights if first else [*weights, given_BTD])
+                    inputs = weights if first else [*weights, given_BTD]
+                    gradients = dense(tf.gradients(x_BTD, inputs), inputs)
                     sums = [a + b for a, b in zip(sums, gradients)] if sums else gradients
             return _all_of(sums)
 
@@ -102,13 +103,6 @@ class Arrangement:
             return tf.reduce_sum(x_BTD)
 
         return lambda: step(self.hidden_BTD)
-
-    def _gradients(self, y: tf.Tensor, inputs: List[Any]) -> List[tf.Tensor]:
-        gradients = []
-        for one, gradient in zip(inputs, tf.gradients(y, inputs)):
-            with tf.device(one.device):
-                gradients += dense([gradient])
-        return gradients
 
 
 def _all_of(tensors: List[tf.Tensor]) -> tf.Tensor:

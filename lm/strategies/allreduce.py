@@ -109,7 +109,7 @@ class AllReduce(Strategy):
                 loss = accumulated_loss(model, plan, tokens_BS, seed, optimizer.loss_scale)
             unscaled = reduce.average(loss / optimizer.loss_scale, "loss")
             tape = reduce.tape(tape)  # 4: gradients averaged
-            update = optimizer.apply(dense(tape.gradient(loss, weights)))
+            update = optimizer.apply(dense(tape.gradient(loss, weights), weights))
             return Step(unscaled, *update)
 
         # 5: rank 0's weights and optimizer state, once the first step has made them all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -33,7 +33,7 @@ def accumulated_loss(
         with tf.GradientTape() as tape:
             offset = tf.stack([0, tf.cast(index, tf.int64) * plan.microbatch_sequences])
             microbatch_loss = mean_loss(model, tokens_ABS[index], seed + offset) * loss_scale
-        gradients = dense(tape.gradient(microbatch_loss, variables))
+        gradients = dense(tape.gradient(microbatch_loss, variables), variables)
         sums = [total + gradient for total, gradient in zip(sums, gradients)]
         return index + 1, loss + microbatch_loss, sums
 
@@ -57,9 +57,13 @@ def accumulated_loss(
     return loss_of(*[tf.convert_to_tensor(variable) for variable in variables])
 
 
-def dense(gradients: List[Any]) -> List[tf.Tensor]:
-    """Gradients as plain tensors: a lookup's sparse rows are summed into the shape of its table."""
-    return [tf.convert_to_tensor(gradient) for gradient in gradients]
+def dense(gradients: List[Any], inputs: Sequence[Any]) -> List[tf.Tensor]:
+    """Gradients as plain tensors: a lookup's sparse rows are summed into the shape of its table, and where it lies."""
+    plain = []
+    for gradient, one in zip(gradients, inputs):
+        with tf.device(one.device):
+            plain.append(tf.convert_to_tensor(gradient))
+    return plain
 
 
 def summed_loss(model: Any, tokens_BS: tf.Tensor, weights_BT: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:

@@ -32,7 +32,7 @@ class Single(Strategy):
             with tf.GradientTape() as tape:
                 loss = accumulated_loss(model, plan, tokens_BS, seed, optimizer.loss_scale)
             unscaled = loss / optimizer.loss_scale  # read before the update may change the scale
-            update = optimizer.apply(dense(tape.gradient(loss, weights)))
+            update = optimizer.apply(dense(tape.gradient(loss, weights), weights))
             return Step(unscaled, *update)
 
         return step

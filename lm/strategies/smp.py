@@ -19,6 +19,7 @@ from lm.plan import Plan
 from lm.schema import Config, Smp
 from lm.smdistributed_local.modelparallel import state as double
 from lm.smdistributed_local.modelparallel.devices import HOSTS, peak_bytes, with_hardware_of_their_own
+from lm.smdistributed_local.modelparallel.parameters import VARIABLE
 from lm.strategies import EvalStep, Step, Strategy, Topology, TrainStep, devices
 from lm.strategies.allreduce import broadcast_once, smdistributed
 from lm.strategies.passes import dense
@@ -40,7 +41,7 @@ class ModelParallel(Strategy):
         self.ours = self.library.startswith("lm.")
         if self.ours:
             parameters = {name: getattr(parallel, name) for name in PARAMETERS}
-            os.environ["SM_HP_MP_PARAMETERS"] = json.dumps({**parameters, "default_partition": 0})
+            os.environ[VARIABLE] = json.dumps({**parameters, "default_partition": 0})
             os.environ[HOSTS] = ",".join(config.cluster.hosts)
             devices.share_cores(int(os.environ.get("HOROVOD_LOCAL_SIZE", "1")))
         smp = self.smp
@@ -91,11 +92,7 @@ class ModelParallel(Strategy):
         ) -> Tuple[tf.Tensor, List[tf.Tensor]]:
             nats_BT = model(tokens_BS[:, :-1], tf.stack([run_seed, sequences_B[0]]), tokens_BS[:, 1:])
             loss = tf.reduce_mean(nats_BT) * loss_scale
-            gradients = []
-            for weight, gradient in zip(weights, self._gradients(loss, weights)):
-                with tf.device(weight.device):  # a lookup's rows are summed where its table is
-                    gradients += dense([gradient])
-            return loss, gradients
+            return loss, dense(self._gradients(loss, weights), weights)
 
         @tf.function(autograph=False)  # plain graph code: converting it would take longer than tracing it
         def step(tokens_BS: tf.Tensor, seed: tf.Tensor) -> Step:

@@ -13,7 +13,6 @@ from lm.smdistributed_local import RuleBroken
 
 HOSTS = "LM_PARTITION_HOSTS"  # HOST:PORT,HOST:PORT of TensorFlow servers; SageMaker's library has no such thing
 JOB = "partition"
-PLACE = (("RANK", "0"), ("SIZE", "1"))  # of this process among the replicas of its host
 
 
 def partition_devices(partitions: int) -> List[str]:
@@ -72,7 +71,7 @@ def _own_address(host: str) -> str:
 
 
 def _of_this_host(partitions: int) -> List[str]:
-    rank, replicas = (int(os.environ.get(f"HOROVOD_LOCAL_{name}", default)) for name, default in PLACE)
+    rank, replicas = int(os.environ.get("HOROVOD_LOCAL_RANK", "0")), int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
     gpus = tf.config.list_physical_devices("GPU")
     kind = "GPU" if len(gpus) >= partitions * replicas else "CPU"
     if kind == "GPU":  # each replica of this host has its own

@@ -36,10 +36,12 @@ class Order:
         flat, before = tf.nest.flatten(results), self.totals[-1] if self.totals else None
         totals = []
         for place, one in enumerate(flat):
-            one = tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one  # a lookup's gradient
-            summed = before is not None and tf.is_tensor(one) and (one.dtype.is_floating or one.dtype.is_integer)
-            with tf.device(one.device if summed else None):  # a gradient stays on its partition
-                totals.append(before[place] + one if summed else one)  # type: ignore[index]
+            if isinstance(one, tf.IndexedSlices):  # a lookup's gradient
+                one = tf.convert_to_tensor(one)
+            if before is not None and tf.is_tensor(one) and (one.dtype.is_floating or one.dtype.is_integer):
+                with tf.device(one.device):  # a gradient stays on its partition
+                    one = before[place] + one
+            totals.append(one)
         self.totals.append(totals)
 
     def forward_done(self, output: tf.Tensor) -> tf.Tensor:

@@ -89,13 +89,13 @@ class Step:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Splits, runs, collects. Raises RuleBroken under a tape, and for a batch that microbatches do not divide."""
-        process.current()  # or it says that init() comes first
+        state = process.current()  # or it says that init() comes first
         if not pywrap_tfe.TFE_Py_TapeSetIsEmpty():
             raise RuleBroken("an smp.step is called under a tf.GradientTape", GRADIENTS)
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        if not process.current().stepped:
+        if not state.stepped:
             self._record(arguments)
         run = self._run if tf.inside_function() else self._compiled
         collected, totals = run(arguments)

@@ -12,12 +12,13 @@ from typing import Any, List
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from horovod.tensorflow import local_rank, local_size, rank, size
 
 from lm.smdistributed_local import modelparallel as ours
 from lm.smdistributed_local.modelparallel import DistributedModel, StepOutput, partition, state
 from lm.smdistributed_local.modelparallel.step import step as our_step
 
-__all__ = ["DistributedModel", "StepOutput", "partition", "step"]
+__all__ = ["DistributedModel", "StepOutput", "local_rank", "local_size", "partition", "rank", "size", "step"]
 _steps = 0
 
 
@@ -43,22 +44,6 @@ def _group() -> List[int]:
 
 def _placement() -> str:
     return state.current().parameters.placement_strategy
-
-
-def rank() -> int:
-    return hvd.rank()
-
-
-def size() -> int:
-    return hvd.size()
-
-
-def local_rank() -> int:
-    return hvd.local_rank()
-
-
-def local_size() -> int:
-    return hvd.local_size()
 
 
 def mp_size() -> int:
