@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -16,11 +18,39 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lm.catalog import gpus_of, replicas
+from lm.catalog.checks import refuse_unworkable
 from lm.config import defaults, load
 from lm.plan import make_plan
 from lm.refusal import ConfigError, Problem, did_you_mean
-from lm.schema import Config
+from lm.schema import KINDS, Config
 
+
+def _launch_mode(cluster: str, processes: Any) -> Optional[str]:
+    """Hydra reaches a launcher in MULTIRUN mode alone: for more than one process, or for a job elsewhere."""
+    elsewhere = cluster in ("sagemaker", "slurm")
+    return "MULTIRUN" if elsewhere or (isinstance(processes, int) and processes > 1) else None
+
+
+def _multiple(at_least: int, *factors: Any) -> int:
+    """The first multiple of all factors together that is at least a number; a factor that is no number counts as 1."""
+    step = math.prod(factor for factor in factors if isinstance(factor, int) and factor > 0)
+    return math.ceil(at_least / step) * step
+
+
+def _replicas(hosts: Any, gpus_per_host: Any, strategy: str, partitions: Any) -> int:
+    numbers = (hosts, gpus_per_host, partitions)  # of the wrong type: `load` says so
+    return replicas(hosts, gpus_per_host, strategy, partitions) if all(isinstance(n, int) for n in numbers) else 1
+
+
+# What the YAML files compute: conf/config.yaml, conf/cluster/sagemaker.yaml, conf/parallel/smp.yaml.
+RESOLVERS: Dict[str, Callable[..., Any]] = {
+    "launch_mode": _launch_mode,
+    "multiple": _multiple,
+    "gpus_of": gpus_of,
+    "replicas": _replicas,
+    "several": lambda count: isinstance(count, int) and count > 1,
+}
 REFUSED = (HydraException, OmegaConfBaseException, ValueError)  # what Hydra raises for what it cannot compose
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -33,16 +63,15 @@ def register() -> None:
             if isinstance(section._get_node(key), DictConfig):  # names of the user's own, which Hydra would refuse
                 section._get_node(key)._set_flag("struct", False)
     ConfigStore.instance().store(name="schema", node=node)
-    OmegaConf.register_new_resolver(
-        "launch_mode", lambda processes: "MULTIRUN" if processes > 1 else None, replace=True
-    )
+    for name, resolver in RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
 def compose(overrides: Iterable[str]) -> Config:
     """Composes, types and checks a configuration.
 
     overrides: as on the command line ("model=125m", "optimizer.learning_rate=1e-4").
-    Raises ConfigError with every problem of the overrides and of the values.
+    Raises ConfigError with every problem of the overrides and of the values, or what the catalog has against them.
     """
     composed, problems = composed_with_problems(overrides)
     try:
@@ -51,6 +80,7 @@ def compose(overrides: Iterable[str]) -> Config:
         raise ConfigError(problems + error.problems) from None
     if problems:
         raise ConfigError(problems)
+    refuse_unworkable(config)
     return config
 
 
@@ -106,7 +136,8 @@ def _sort_out(overrides: List[str]) -> Tuple[List[str], List[Problem]]:
         else:
             section = key.split(".")[0]
             own = {name for name in known if name.startswith(section + ".")}
-            problems.append(Problem((key,), f"{key} is not a setting", did_you_mean(key, own or known | set(groups))))
+            fix = _option_with(key) or did_you_mean(key, own or known | set(groups))
+            problems.append(Problem((key,), f"{key} is not a setting", fix))
     while True:  # what is left is rare (an append to a list that is none, say): ask Hydra itself
         try:
             hydra_compose("config", good)
@@ -115,6 +146,14 @@ def _sort_out(overrides: List[str]) -> Tuple[List[str], List[Problem]]:
             bad = next((text for text in good if _breaks(text, chosen)), good[-1])
             good.remove(bad)
             problems.append(Problem((bad.split("=")[0],), f"{bad}: {str(error).splitlines()[0]}"))
+
+
+def _option_with(key: str) -> str:
+    """What to type for a setting that another option of its group has: cluster=sagemaker for cluster.spot."""
+    section, _, setting = key.partition(".")
+    kinds = KINDS.get(section, {}).items()
+    options = [kind for kind, schema in kinds if setting in {f.name for f in dataclasses.fields(schema)}]
+    return f"{section}={options[0]} has it" if options else ""
 
 
 def _breaks(override: str, chosen: List[str]) -> bool:

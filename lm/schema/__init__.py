@@ -1,7 +1,7 @@
 """The schema of a configuration: every setting with its type, its unit and its limits.
 
-A group with one schema (model, dataset, cluster) has its defaults in it and its YAML says only what differs. A group
-whose options differ in kind (optimizer, schedule, parallel) has a schema an option.
+A group with one schema (model, dataset) has its defaults in it and its YAML says only what differs. A group whose
+options differ in kind (optimizer, schedule, parallel, cluster) has a schema an option.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Type
 
+from lm.schema.cluster import Cluster, SageMaker
 from lm.schema.data import Dataset, Mixture, Prepare
 from lm.schema.model import Model
 from lm.schema.optimizer import SGD, Adafactor, AdamW, Constant, Cosine, WarmupStableDecay
-from lm.schema.parallel import Cluster, Horovod, Sdp, Single, Smp
+from lm.schema.parallel import Horovod, Sdp, Single, Smp
 from lm.schema.run import Checkpoint, Run, Tracking, Train
 
 OPTIMIZERS = {"adamw": AdamW, "adafactor": Adafactor, "sgd": SGD}
 SCHEDULES = {"constant": Constant, "cosine": Cosine, "wsd": WarmupStableDecay}
 PARALLELS = {"single": Single, "horovod": Horovod, "sdp": Sdp, "smp": Smp}
+CLUSTERS = {"local": Cluster, "tf_hosts": Cluster, "slurm": Cluster, "sagemaker": SageMaker}
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Config:
     optimizer: Any  # one of OPTIMIZERS
     schedule: Any  # one of SCHEDULES
     parallel: Any  # one of PARALLELS
-    cluster: Cluster
+    cluster: Any  # one of CLUSTERS
     train: Train
     checkpoint: Checkpoint
     run: Run
@@ -66,7 +68,12 @@ class Config:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-KINDS = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "parallel": PARALLELS}
+KINDS: Dict[str, Dict[str, Any]] = {
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "parallel": PARALLELS,
+    "cluster": CLUSTERS,
+}
 SECTIONS: Dict[str, Optional[Type[Any]]] = {
     "model": Model,
     "dataset": Dataset,
@@ -75,7 +82,7 @@ SECTIONS: Dict[str, Optional[Type[Any]]] = {
     "optimizer": None,  # by its name, from KINDS
     "schedule": None,
     "parallel": None,
-    "cluster": Cluster,
+    "cluster": None,
     "train": Train,
     "checkpoint": Checkpoint,
     "run": Run,

@@ -1,9 +1,8 @@
-"""Where and by what the work is divided: strategies, each with a schema of its own, and clusters."""
+"""By what the work is divided: the strategies, each with a schema of its own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional
 
 from lm.setting import setting
 
@@ -41,13 +40,3 @@ class Smp:
     auto_partition: bool = setting()  # false: the blocks in equal numbers
     horovod: bool = setting()  # replicas besides partitions: cluster.processes of them
     lr_scaling: str = setting(choices=("none", "linear", "sqrt"))
-
-
-@dataclass
-class Cluster:
-    """Where the processes run."""
-
-    name: str = setting()
-    processes: int = setting(1, minimum=1)
-    hosts: List[str] = setting([], pattern=r"\S+:\d+")  # HOST:PORT of each `lm worker` that partitions lie on
-    peak_tflops_per_process: Optional[float] = setting(None, above=0)  # of all its devices; null: measured

@@ -12,7 +12,7 @@ import sys
 import threading
 import uuid
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import psutil
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides
@@ -20,6 +20,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from lm import job
+from lm.causes import Causes
 from lm.config import load
 from lm.plan import make_plan
 from lm.schema import Config
@@ -28,9 +29,6 @@ GRACE_SECONDS = 120  # for a save after SIGTERM; SageMaker's spot instances gran
 PREFIX = re.compile(r"^\[(?P<rank>\d+)\]<(?P<stream>stdout|stderr)>:?(?P<text>.*)$")
 LAUNCH_ID = "LM_LAUNCH_ID"
 PR_SET_PDEATHSIG = 1
-CAUSE_LINES = 80  # of a traceback that are shown again at the end
-# What a rank says when another one has gone: TensorFlow's error around Horovod's, or Gloo's own.
-CONSEQUENCES = ("HorovodInternalError", "Horovod has been shut down", "Connection closed by peer", "Connection reset")
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: int) -> List[JobReturn]:
@@ -44,7 +42,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
         shown = " ".join(filter_overrides(overrides)) or "(no overrides)"
         if not single:
             print(f"\njob {index}: {shown}", flush=True)
-        composed = _compose(launcher.hydra_context, launcher.config, overrides, index)
+        composed = compose_job(launcher.hydra_context, launcher.config, overrides, index)
         status = job.status_of(lambda composed=composed: _run(composed))  # type: ignore[misc]
         if single and status:
             sys.exit(status)
@@ -55,17 +53,23 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
         done = JobReturn(overrides=list(overrides), cfg=composed, status=JobStatus.COMPLETED)
         done.return_value = 0
         returns.append(done)
+    end_of_sweep(unfinished, len(job_overrides))
+    return returns
+
+
+def end_of_sweep(unfinished: Sequence[Tuple[int, str, int]], jobs: int) -> None:
+    """Tells of the jobs that did not finish (number, overrides, status) and ends the process where there are any."""
     if unfinished:
         meaning = {job.REFUSED: "refused", job.FAILED: "failed"}
-        print(f"\n{len(unfinished)} of {len(job_overrides)} jobs did not finish:", file=sys.stderr)
+        print(f"\n{len(unfinished)} of {jobs} jobs did not finish:", file=sys.stderr)
         for index, shown, status in unfinished:
             print(f"  job {index} {meaning.get(status, 'stopped')} (status {status}): {shown}", file=sys.stderr)
         last = unfinished[-1][2]
         sys.exit(last if last > 128 else job.FAILED)
-    return returns
 
 
-def _compose(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> DictConfig:
+def compose_job(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> DictConfig:
+    """The configuration of one job of a sweep, without Hydra's own part."""
     composed = context.config_loader.load_sweep_config(config, list(overrides))
     with open_dict(composed):
         composed.hydra.job.id = str(index)
@@ -137,7 +141,7 @@ def _run_processes(config: Config, config_file: Path) -> Tuple[int, int]:
             signal.signal(number, handler)
     if received or not status:
         return (job.FAILED if status else 0), (received[0] if received else 0)
-    cause = told.first_cause()
+    cause = told.first()
     if processes > 1 and cause:
         print(f"\nfirst cause:\n{cause}", file=sys.stderr)
     return (job.REFUSED if told.refused else job.FAILED), 0
@@ -154,36 +158,10 @@ def _python_path() -> str:
     return os.pathsep.join([*(str(place.resolve()) for place in places), os.environ.get("PYTHONPATH", "")])
 
 
-class _Told:
-    """What the processes said of their end: tracebacks by rank in the order in which they began, and refusals."""
-
-    def __init__(self) -> None:
-        self.blocks: List[List[str]] = []
-        self.refused = False
-        self._open: Dict[str, List[str]] = {}
-        self._ended: List[str] = []
-
-    def hear(self, rank: str, text: str) -> None:
-        if text.startswith(("Traceback (most recent call last)", "failed: ", "refused: ")):
-            self.refused |= text.startswith("refused: ")
-            self._open[rank] = [f"[{rank}] {text}"]
-            self.blocks.append(self._open[rank])
-        elif rank in self._open and len(self._open[rank]) < CAUSE_LINES:
-            self._open[rank].append(text)
-        elif re.match(r"Process \d+ exit with status code", text):
-            self._ended.append(text)
-
-    def first_cause(self) -> str:
-        """The first traceback that is no consequence of another rank's end; else the first process that ended."""
-        real = ("\n".join(block) for block in self.blocks)
-        causes = [text for text in real if not any(sign in text for sign in CONSEQUENCES)]
-        return next(iter([*causes, *self._ended]), "")
-
-
-def _relay(child: subprocess.Popen[str], processes: int) -> _Told:
+def _relay(child: subprocess.Popen[str], processes: int) -> Causes:
     """Prints the processes' lines, prefixed by rank where there are several."""
     assert child.stdout is not None
-    told = _Told()
+    told = Causes()
     for line in child.stdout:
         match = PREFIX.match(line.rstrip("\n"))
         rank, text = (match["rank"], match["text"]) if match else ("", line.rstrip("\n"))

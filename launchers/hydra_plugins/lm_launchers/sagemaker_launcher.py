@@ -1,0 +1,32 @@
+"""hydra/launcher=sagemaker: each job of a run or a sweep as a SageMaker training job."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="sagemaker",
+    node={"_target_": "hydra_plugins.lm_launchers.sagemaker_launcher.SageMakerLauncher"},
+    provider="lm",
+)
+
+
+class SageMakerLauncher(Launcher):
+    """Submits and follows at most cluster.max_parallel_jobs jobs at once."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context: Optional[HydraContext] = hydra_context
+        self.task_function = task_function
+        self.config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> List[JobReturn]:
+        from hydra_plugins.lm_launchers import _sagemaker
+
+        return _sagemaker.launch(self, job_overrides, initial_job_idx)

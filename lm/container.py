@@ -1,0 +1,87 @@
+"""A rank of a SageMaker job: finds its folders by SageMaker's variables, trains, and leaves the model to be kept.
+
+SageMaker's toolkit starts this once a process (`entry.py` of the bundle). Its command line has every hyperparameter,
+the model parallel library's included; none is read but the configuration's path, in SM_HPS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Mapping, Optional
+
+from omegaconf import DictConfig, OmegaConf
+
+from lm.config import load
+from lm.data.fit import check_fits
+from lm.data.shards import TOKENIZER
+from lm.job import data_of, is_done, status_of, train_here
+from lm.plan import make_plan
+from lm.run import RunFolder, run_folder
+from lm.schema import Config
+
+SERVERS = ("http", "https", "arn", "databricks")
+
+
+def main() -> int:
+    """Trains with the configuration that SM_HPS names. Returns the exit status."""
+    return status_of(work)
+
+
+def work() -> int:
+    """As `main`. Raises ConfigError, DatasetError and RunFailed."""
+    file = Path(json.loads(os.environ["SM_HPS"])["config"])
+    composed = OmegaConf.load(Path(__file__).resolve().parents[1] / file)
+    assert isinstance(composed, DictConfig)
+    config = settle(load(composed), os.environ)
+    plan, run = make_plan(config), run_folder(config)
+    data, manifest = data_of(config)
+    check_fits(config, data, manifest)
+    run.path.mkdir(parents=True, exist_ok=True)
+    status = 0 if is_done(run.read_summary(), plan) else train_here(config, plan)
+    if status == 0 and os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+        keep_model(run, data, Path(os.environ["SM_MODEL_DIR"]), Path(os.environ["SM_OUTPUT_DATA_DIR"]))
+    return status
+
+
+def settle(config: Config, variables: Mapping[str, str]) -> Config:
+    """The configuration with this machine's folders in it.
+
+    The data is in the channels `data`, `set0`, `set1`, ... The run folder is the one that SageMaker keeps in step with
+    S3, beside the model's: /opt/ml/checkpoints, for which it has no variable.
+    """
+    sets = {name: variables[f"SM_CHANNEL_SET{number}"] for number, name in enumerate(sorted(config.mixture.sets))}
+    run = Path(variables["SM_MODEL_DIR"]).parent / "checkpoints"
+    uri = config.tracking.uri if is_reachable(config.tracking.uri) else None
+    return dataclasses.replace(
+        config,
+        dataset=dataclasses.replace(config.dataset, output=variables["SM_CHANNEL_DATA"]),
+        mixture=dataclasses.replace(config.mixture, sets=sets),
+        run=dataclasses.replace(config.run, directory=str(run), resume="auto"),
+        tracking=dataclasses.replace(config.tracking, uri=uri),
+    )
+
+
+def is_reachable(uri: Optional[str]) -> bool:
+    """Whether a job can reach an MLflow server by itself; a file of the workstation is fed from there."""
+    return uri is not None and uri.partition(":")[0] in SERVERS
+
+
+def keep_model(run: RunFolder, data: Path, model: Path, output: Path) -> None:
+    """Leaves the last weights and what is needed to use them to model.tar.gz, the metrics to output.tar.gz."""
+    newest = max(run.checkpoints.glob("step-*/checkpoint.json")).parent
+    for folder, files in (
+        (model, (newest / "weights.safetensors", run.config, run.summary, data / TOKENIZER)),
+        (output, (run.metrics, run.summary, run.log)),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copy(str(file), str(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

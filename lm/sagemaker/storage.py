@@ -1,0 +1,141 @@
+"""Folders in S3: a prepared set on its way up, a run folder on its way back, and whether its checkpoint is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from lm.data.shards import MANIFEST
+from lm.run import RunFailed
+
+CHECKPOINT = re.compile(r"checkpoints/step-(\d{8,})/(.+)")
+STATE = "checkpoint.json"  # of a checkpoint, written last
+# What SageMaker leaves beside a file while it uploads it, and what a save in progress is named.
+IN_TRANSIT = re.compile(r"(^|/)\.|\.sagemaker-upload(ing|ed)$|\.partial$")
+
+
+def split(uri: str) -> Tuple[str, str]:
+    """The bucket and the key of s3://BUCKET/KEY."""
+    bucket, _, key = uri.partition("://")[2].partition("/")
+    return bucket, key.rstrip("/")
+
+
+class Storage:
+    """S3 by one session's client."""
+
+    def __init__(self, session: Any, console: Console) -> None:
+        self.client, self.console = session.boto_session.client("s3"), console
+
+    def sizes(self, uri: str) -> Dict[str, int]:
+        """Bytes by key below a folder, the keys relative to it."""
+        bucket, key = split(uri)
+        found = {}
+        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{key}/"):
+            for entry in page.get("Contents", []):
+                found[entry["Key"][len(key) + 1 :]] = entry["Size"]
+        return found
+
+    def read_json(self, uri: str) -> Optional[Dict[str, Any]]:
+        """A JSON file, or None where there is none."""
+        bucket, key = split(uri)
+        try:
+            return json.loads(self.client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        except self.client.exceptions.NoSuchKey:
+            return None
+
+    def upload(self, folder: Path, uri: str, what: str) -> int:
+        """Uploads the files that are not there in the same size, the manifest last; returns the bytes sent."""
+        there = self.sizes(uri)
+        files = [path for path in folder.rglob("*") if path.is_file() and not IN_TRANSIT.search(path.name)]
+        sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+        wanted = [name for name, size in sizes.items() if there.get(name) != size]
+        wanted.sort(key=lambda name: (Path(name).name in (MANIFEST, STATE), name))  # a set without them is none
+        bucket, key = split(uri)
+        with self._bar(f"upload {what}", sum(sizes[name] for name in wanted)) as advance:
+            for name in wanted:
+                self.client.upload_file(str(folder / name), bucket, f"{key}/{name}", Callback=advance)
+        return sum(sizes[name] for name in wanted)
+
+    def download_run(self, uri: str, folder: Path) -> None:
+        """Brings a run folder home: its files, and of its checkpoints the newest whole one and the best.
+
+        Files are written aside and renamed, and those that are here already in the same size stay.
+        """
+        there = {name: size for name, size in self.sizes(uri).items() if not IN_TRANSIT.search(name)}
+        steps = self._wanted_steps(uri, there)
+
+        def is_wanted(name: str) -> bool:
+            match = CHECKPOINT.fullmatch(name)
+            if match is None:
+                return not name.startswith("checkpoints/")
+            here = folder / name
+            return int(match[1]) in steps and not (here.exists() and here.stat().st_size == there[name])
+
+        wanted = sorted((name for name in there if is_wanted(name)), key=lambda name: (Path(name).name == STATE, name))
+        bucket, key = split(uri)
+        with self._bar("download the run", sum(there[name] for name in wanted)) as advance:
+            for name in wanted:
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                aside = target.with_name(f"{target.name}.partial")
+                self.client.download_file(bucket, f"{key}/{name}", str(aside), Callback=advance)
+                os.replace(aside, target)
+
+    def newest_step(self, uri: str) -> Optional[int]:
+        """The step of the newest checkpoint in S3 that has all of its files, or None."""
+        return max(self._whole_steps(self.sizes(uri)), default=None)
+
+    def _whole_steps(self, there: Dict[str, int]) -> List[int]:
+        return [int(match[1]) for match in map(CHECKPOINT.fullmatch, there) if match and match[2] == STATE]
+
+    def _wanted_steps(self, uri: str, there: Dict[str, int]) -> List[int]:
+        whole = sorted(self._whole_steps(there), reverse=True)
+        losses = {}
+        for step in whole:
+            content = self.read_json(f"{uri}/checkpoints/step-{step:08d}/{STATE}") or {}
+            loss = content.get("progress", {}).get("val_loss")
+            if loss is not None:
+                losses[step] = loss
+        best = [min(losses, key=losses.__getitem__)] if losses else []
+        return [*whole[:1], *best]
+
+    @contextlib.contextmanager
+    def _bar(self, what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+        columns = [TextColumn("[bold]{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn()]
+        with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as bar:
+            task = bar.add_task(what, total=total_bytes)
+            yield lambda count: bar.advance(task, count)
+        if total_bytes and not self.console.is_terminal:
+            self.console.print(f"{what}: {total_bytes:,} bytes")
+
+
+def verify_newest(folder: Path, step: Optional[int]) -> str:
+    """Holds the newest downloaded checkpoint to its checksums; returns what was found, in words.
+
+    step: of the checkpoint that the run's summary names; None where it saved none. Raises RunFailed.
+    """
+    whole = sorted(folder.glob(f"checkpoints/step-*/{STATE}"), reverse=True)
+    if not whole:
+        if step is not None:
+            raise RunFailed(f"the job saved a checkpoint at step {step}, and S3 has none")
+        return "none was saved"
+    newest = whole[0].parent
+    found = int(newest.name.partition("-")[2])
+    if step is not None and found != step:
+        raise RunFailed(f"the job's last checkpoint is of step {step}, and the newest whole one in S3 of step {found}")
+    for file, expected in json.loads(whole[0].read_text())["files"].items():
+        checksum = hashlib.sha256()
+        with open(newest / file, "rb") as opened:
+            while block := opened.read(2**24):
+                checksum.update(block)
+        if checksum.hexdigest() != expected["sha256"]:
+            raise RunFailed(f"{newest / file}, as it is in S3, has not the checksum that it was written with")
+    return f"step {found}, in S3 with the checksums that it was written with"
