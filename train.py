@@ -28,6 +28,7 @@ def train(composed: DictConfig) -> None:
 
 def main() -> int:
     """Refuses what cannot work with every reason at once, then leaves the rest to Hydra."""
+    sys.argv[1:] = ["cluster.detach=true" if word == "--detach" else word for word in sys.argv[1:]]
     register()
     check_command_line(sys.argv[1:])
     train()

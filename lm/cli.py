@@ -12,6 +12,7 @@ from lm import job
 from lm.data.shards import MANIFEST, SPLITS
 from lm.refusal import ConfigError, Problem
 from lm.report import make_console, table
+from lm.schema import SageMaker
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -56,6 +57,21 @@ def main(arguments: Optional[List[str]] = None) -> int:
     worker = commands.add_parser("worker", help="lend this host's devices to a run elsewhere: cluster=tf_hosts")
     worker.add_argument("port", type=_port, metavar="PORT", help="to listen on; for a private network alone")
     worker.set_defaults(work=_worker)
+
+    jobs = commands.add_parser("jobs", help="SageMaker jobs that were submitted from here or elsewhere")
+    jobs.add_argument("--region", help="of AWS; AWS_REGION or the profile's otherwise")
+    jobs.set_defaults(work=_jobs)
+    for name, work, what in (
+        ("attach", _attach, "follow a SageMaker job to its end, and bring its run folder home"),
+        ("stop", _stop, "stop a SageMaker job, which saves a checkpoint first"),
+    ):
+        one = commands.add_parser(name, help=what)
+        one.add_argument("job", metavar="JOB", help="its name, as lm jobs shows it")
+        one.add_argument("--region", help="of AWS; AWS_REGION or the profile's otherwise")
+        one.set_defaults(work=work)
+    diff = commands.add_parser("diff-request", help="a SageMaker request against the experiment's last one")
+    diff.add_argument("overrides", nargs="*", metavar="OVERRIDE")
+    diff.set_defaults(work=_diff_request)
 
     track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
     replay = track.add_parser("replay", help="send what an outage kept from MLflow")
@@ -155,6 +171,38 @@ def _refuse_other_folder(folder: Path) -> None:
     if not (folder / MANIFEST).exists():
         text = f"{folder} is no prepared dataset: it has no {MANIFEST}"
         raise ConfigError([Problem(("dataset",), text, "the folder that lm prepare names, outputs/datasets/NAME-HASH")])
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    from lm.sagemaker.jobs import list_jobs
+
+    make_console().print(list_jobs(options.region))
+    return 0
+
+
+def _attach(options: argparse.Namespace) -> int:
+    from lm.sagemaker.jobs import attach
+
+    return attach(options.job, options.region)
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from lm.sagemaker.jobs import stop
+
+    print(stop(options.job, options.region))
+    return 0
+
+
+def _diff_request(options: argparse.Namespace) -> int:
+    from lm.compose import compose
+    from lm.sagemaker.jobs import diff_request
+
+    config = compose(options.overrides)
+    if not isinstance(config.cluster, SageMaker):
+        text = f"cluster={config.cluster.name} makes no request"
+        raise ConfigError([Problem(("cluster",), text, "cluster=p3x1, or another of SageMaker's")])
+    print(diff_request(config))
+    return 0
 
 
 def _worker(options: argparse.Namespace) -> int:

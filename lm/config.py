@@ -134,9 +134,9 @@ def _limits(full: str, value: Any, limits: Any) -> List[Problem]:
             some = "of" if isinstance(value, ListConfig) else "one of"
             refuse(f"{some} {', '.join(limits['choices'])}", did_you_mean(str(one), limits["choices"]))
     for one in chosen if limits["pattern"] else []:
-        if not re.fullmatch(limits["pattern"], one):
-            if isinstance(value, ListConfig):
-                refuse(f"of the form {limits['pattern']}, which {one} is not", "")
+        if not re.fullmatch(limits["pattern"], one, re.DOTALL):
+            if limits["like"]:
+                refuse(f"like {limits['like']}" + (f", which {one} is not" if one is not value else ""), "")
             else:
                 refuse("letters, digits, dots, dashes and underscores only", "a name without = , or spaces")
     return problems

@@ -17,9 +17,15 @@ def setting(
     maximum: Optional[float] = None,
     choices: Tuple[str, ...] = (),
     pattern: str = "",
+    like: str = "",
 ) -> Any:
-    """A dataclass field with its limits: minimum and maximum are allowed values, above and below are not."""
-    limits = dict(minimum=minimum, above=above, below=below, maximum=maximum, choices=choices, pattern=pattern)
+    """A dataclass field with its limits: minimum and maximum are allowed values, above and below are not.
+
+    like: an example of what fits the pattern, for whoever's value does not.
+    """
+    limits = dict(
+        minimum=minimum, above=above, below=below, maximum=maximum, choices=choices, pattern=pattern, like=like
+    )
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=limits)
     return field(default=default, metadata=limits)

@@ -64,8 +64,8 @@ def open_session(config: Config) -> Any:
     return _session(boto_session, cluster.bucket)
 
 
-def session_for(region: str | None) -> Any:
-    """A session for looking at jobs. Raises ConfigError without credentials or a region."""
+def session_for(region: str | None, bucket: str | None = None) -> Any:
+    """A session for looking at jobs, and at a bucket. Raises ConfigError without credentials or a region."""
     import boto3
 
     boto_session = boto3.Session(region_name=region)
@@ -76,7 +76,7 @@ def session_for(region: str | None) -> Any:
         missing.append(Problem(("region",), "no AWS region is set", "--region us-east-1, or AWS_REGION"))
     if missing:
         raise ConfigError(missing)
-    return _session(boto_session, None)
+    return _session(boto_session, bucket)
 
 
 def dry_session(config: Config) -> Any:

@@ -31,7 +31,7 @@ CLASSES: List[Tuple[str, str, str]] = [
     (
         "out of memory",
         r"ResourceExhaustedError|OOM when allocating|CUDA_ERROR_OUT_OF_MEMORY|out of memory|OutOfMemory"
-        r"|MemoryError|bad_alloc|exit (code|status):? ?(137|-9)\b|signal 9 \(Killed\)",
+        r"|instance type with more memory|MemoryError|bad_alloc|exit (code|status):? ?(137|-9)\b|signal 9 \(Killed\)",
         "a smaller train.microbatch_sequences, model.recompute=block, or more parallel.partitions",
     ),
     (
@@ -40,6 +40,7 @@ CLASSES: List[Tuple[str, str, str]] = [
         r"|[Uu]nable to mount|[Ff]ailed to mount",
         "lm verify tells what a prepared set lacks; docs/sagemaker.md how it reaches a job",
     ),
+    ("service", r"InternalServerError", "the same command again"),
     ("configuration", r"(?m)^(\[.*?\] )?refused: ", "what the refusal says"),
     (
         "non-finite loss",

@@ -7,8 +7,9 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from lm import job
@@ -22,12 +23,12 @@ from lm.refusal import ConfigError, Problem
 from lm.report import closing_rows, make_console, table
 from lm.run import RunFailed, RunFolder, run_folder, write_whole
 from lm.sagemaker import aws
-from lm.sagemaker.bundle import make_bundle
+from lm.sagemaker.bundle import CONFIG, make_bundle
 from lm.sagemaker.failure import Failure, classify
 from lm.sagemaker.follow import POLL_SECONDS, End, Follower, end_rows
 from lm.sagemaker.places import Places, folder_of, job_name, run_name
 from lm.sagemaker.request import channels, make_request, submit
-from lm.sagemaker.storage import Storage, verify_newest
+from lm.sagemaker.storage import Storage, split, verify_newest
 from lm.schema import Config
 
 RETRY_SECONDS = 60.0  # before the first retry on capacity; doubled each time
@@ -54,8 +55,9 @@ def run_job(
         console.print(f"warning: {warning}", markup=False)
     request = make_request(config, choice, name)  # also for a real job: its limits are checked before an upload
     if config.cluster.dry_run:
-        path = _keep(config, DRY_REQUEST, request)
-        print(json.dumps(request, indent=1))
+        shown = json.dumps(request, indent=1)
+        path = _keep(config, DRY_REQUEST, shown + "\n")
+        print(shown)
         console.print(f"{said}{path}: the same; nothing was sent")
         return 0
     session = aws.open_session(config)
@@ -76,6 +78,8 @@ def run_job(
                 return 0
             if failure is None:
                 console.print(f"{said}{name} was submitted")
+                run.write_config(tried)
+                write_whole(run.plan, json.dumps(make_plan(tried).as_dict(), indent=1) + "\n")
                 end = _follow(name, tried, run, session, console, said, poll_seconds)
                 if end is None:
                     return 130
@@ -153,11 +157,11 @@ def bring_home(
     return 0 if end.status == "finished" else 128 + 15
 
 
-def _keep(config: Config, file: str, content: Dict[str, Any]) -> Path:
-    """A JSON file in the run's sagemaker/ folder."""
+def _keep(config: Config, file: str, content: str) -> Path:
+    """A file in the run's sagemaker/ folder."""
     folder = folder_of(config)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / file, json.dumps(content, indent=1) + "\n")
+    write_whole(folder / file, content)
     return folder / file
 
 
@@ -214,7 +218,7 @@ def _send_checkpoint(run: RunFolder, places: Places, storage: Storage) -> None:
     there = storage.newest_step(places.run_folder)
     if there is None or there < int(newest.name.partition("-")[2]):
         storage.upload(newest, f"{places.run_folder}/checkpoints/{newest.name}", f"checkpoint {newest.name}")
-        bucket, key = places.run_folder.partition("://")[2].split("/", 1)
+        bucket, key = split(places.run_folder)
         if run.metrics.exists():
             storage.client.upload_file(str(run.metrics), bucket, f"{key}/{run.metrics.name}")
 
@@ -250,6 +254,10 @@ def _create(config: Config, choice: Choice, name: str, session: Any) -> Optional
             if failure.is_capacity:
                 return failure
             raise RunFailed(str(dataclasses.replace(failure, cause=""))) from error
-    _keep(config, REQUEST, request)
-    _keep(config, JOB, {"job": name, "region": session.boto_region_name, "run": run_name(config)})
+    _keep(config, REQUEST, json.dumps(request, indent=1) + "\n")
+    _keep(config, JOB, json.dumps({"job": name, "region": session.boto_region_name, "run": run_name(config)}) + "\n")
+    kept = _keep(config, CONFIG, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+    places = Places(session.default_bucket(), run_name(config))
+    bucket, key = split(f"{places.root}/{CONFIG}")  # for lm attach on another machine
+    session.boto_session.client("s3").upload_file(str(kept), bucket, key)
     return None

@@ -73,10 +73,10 @@ def _estimator(config: Config, choice: Choice, bundle: Path, session: Any) -> An
         image_uri=cluster.image_uri,
         distribution=distribution(config),
         metric_definitions=DEFINITIONS,
-        environment=dict(cluster.environment) or None,
+        environment=dict(entry.split("=", 1) for entry in cluster.environment) or None,
         code_location=places.code,
         output_path=places.output,
-        checkpoint_s3_uri=places.run_folder,
+        checkpoint_s3_uri=f"{places.run_folder}/",
         use_spot_instances=cluster.spot,
         max_run=choice.max_run_seconds,
         max_wait=choice.max_wait_seconds if cluster.spot else None,
@@ -116,6 +116,9 @@ def _inputs(config: Config, bucket: str) -> Dict[str, Any]:
     """A channel for the prepared set, and one for each further set of the mixture: data, set0, set1, ..."""
     from sagemaker.inputs import FileSystemInput, TrainingInput
 
+    def in_s3(uri: str) -> Any:
+        return TrainingInput(f"{uri.rstrip('/')}/")  # without the slash, s3://b/pile would bring s3://b/pile2 too
+
     cluster = config.cluster
     if cluster.file_system_id is not None:
 
@@ -124,10 +127,10 @@ def _inputs(config: Config, bucket: str) -> Dict[str, Any]:
 
         return {name: mounted(path) for name, path in channels(config, cluster.file_system_path).items()}
     if cluster.dataset_uri is not None:
-        return {name: TrainingInput(uri) for name, uri in channels(config, cluster.dataset_uri).items()}
+        return {name: in_s3(uri) for name, uri in channels(config, cluster.dataset_uri).items()}
     places = Places(bucket, run_name(config))
     local = channels(config, str(output_folder(config.dataset)))
-    return {name: TrainingInput(places.dataset(Path(folder))) for name, folder in local.items()}
+    return {name: in_s3(places.dataset(Path(folder))) for name, folder in local.items()}
 
 
 def channels(config: Config, dataset: str) -> Dict[str, str]:

@@ -18,6 +18,7 @@ from lm.run import RunFailed
 
 CHECKPOINT = re.compile(r"checkpoints/step-(\d{8,})/(.+)")
 STATE = "checkpoint.json"  # of a checkpoint, written last
+OF_THIS_MACHINE = ("config.yaml", "mlflow.json")  # which have the folders and the MLflow run of where they were written
 # What SageMaker leaves beside a file while it uploads it, and what a save in progress is named.
 IN_TRANSIT = re.compile(r"(^|/)\.|\.sagemaker-upload(ing|ed)$|\.partial$")
 
@@ -73,10 +74,9 @@ class Storage:
         steps = self._wanted_steps(uri, there)
 
         def is_wanted(name: str) -> bool:
-            match = CHECKPOINT.fullmatch(name)
+            match, here = CHECKPOINT.fullmatch(name), folder / name
             if match is None:
-                return not name.startswith("checkpoints/")
-            here = folder / name
+                return not name.startswith("checkpoints/") and not (name in OF_THIS_MACHINE and here.exists())
             return int(match[1]) in steps and not (here.exists() and here.stat().st_size == there[name])
 
         wanted = sorted((name for name in there if is_wanted(name)), key=lambda name: (Path(name).name == STATE, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 from lm.setting import setting
 
@@ -16,7 +16,7 @@ class Cluster:
 
     name: str = setting()
     processes: int = setting(1, minimum=1)  # replicas; under smp each has parallel.partitions devices
-    hosts: List[str] = setting([], pattern=r"\S+:\d+")  # HOST:PORT of each `lm worker` that partitions lie on
+    hosts: List[str] = setting([], pattern=r"\S+:\d+", like="10.0.0.4:4100")  # HOST:PORT of each `lm worker` that partitions lie on
     peak_tflops_per_process: Optional[float] = setting(None, above=0)  # of all its devices; null: measured
 
 
@@ -24,25 +24,25 @@ class Cluster:
 class SageMaker(Cluster):
     """A SageMaker training job; docs/sagemaker.md. Limits are those of CreateTrainingJob's API reference."""
 
-    instance_type: Optional[str] = setting(None, pattern=r"ml\.[a-z0-9-]+\.[a-z0-9]+")
+    instance_type: Optional[str] = setting(None, pattern=r"ml\.[a-z0-9-]+\.[a-z0-9]+", like="ml.p3.16xlarge")
     instance_count: int = setting(1, minimum=1)
     gpus_per_host: int = setting(0, minimum=0)
-    fallback_instance_types: List[str] = setting([], pattern=r"ml\.[a-z0-9-]+\.[a-z0-9]+")
+    fallback_instance_types: List[str] = setting([], pattern=r"ml\.[a-z0-9-]+\.[a-z0-9]+", like="ml.p3.16xlarge")
     capacity_retries: int = setting(3, minimum=0)
 
-    region: Optional[str] = setting(None, pattern=r"[a-z]{2}(-[a-z]+)+-\d")
-    role: Optional[str] = setting(None, pattern=r"arn:aws[a-z-]*:iam::\d{12}:role/\S+")
-    bucket: Optional[str] = setting(None, pattern=r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-    framework_version: Optional[str] = setting(None, pattern=r"\d+(\.\d+)+")
+    region: Optional[str] = setting(None, pattern=r"[a-z]{2}(-[a-z]+)+-\d", like="us-east-1")
+    role: Optional[str] = setting(None, pattern=r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", like="arn:aws:iam::123456789012:role/NAME")
+    bucket: Optional[str] = setting(None, pattern=r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", like="my-bucket")
+    framework_version: Optional[str] = setting(None, pattern=r"\d+(\.\d+)+", like="2.6")
     image_uri: Optional[str] = setting(None)
-    environment: Dict[str, str] = setting({})
+    environment: List[str] = setting([], pattern=r"[A-Za-z_][A-Za-z0-9_]*=.*", like="NAME=VALUE")
 
-    dataset_uri: Optional[str] = setting(None, pattern=r"s3://\S+")
-    file_system_id: Optional[str] = setting(None, pattern=r"fs-[0-9a-f]{8,}")
+    dataset_uri: Optional[str] = setting(None, pattern=r"s3://\S+", like="s3://BUCKET/FOLDER")
+    file_system_id: Optional[str] = setting(None, pattern=r"fs-[0-9a-f]{8,}", like="fs-0123456789abcdef0")
     file_system_type: str = setting("EFS", choices=("EFS", "FSxLustre"))
-    file_system_path: Optional[str] = setting(None, pattern=r"/\S*")
-    subnets: List[str] = setting([], pattern=r"subnet-[0-9a-f]+")
-    security_groups: List[str] = setting([], pattern=r"sg-[0-9a-f]+")
+    file_system_path: Optional[str] = setting(None, pattern=r"/\S*", like="/FOLDER")
+    subnets: List[str] = setting([], pattern=r"subnet-[0-9a-f]+", like="subnet-0123456789abcdef0")
+    security_groups: List[str] = setting([], pattern=r"sg-[0-9a-f]+", like="sg-0123456789abcdef0")
     volume_gib: int = setting(100, minimum=1, maximum=16384)
 
     spot: bool = setting(False)

@@ -1,0 +1,212 @@
+"""Jobs, from the command to the result, against SageMaker's API on loopback: tests/sagemaker_service.py runs them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import only_run, run_here, train_lines
+from sagemaker_service import BUCKET, Service, start_service
+
+from lm.catalog.checks import choose
+from lm.cli import main as lm
+from lm.compose import compose
+from lm.job import status_of
+from lm.plan import make_plan
+from lm.run import RunFailed
+from lm.sagemaker.launch import run_job
+
+pytestmark = pytest.mark.processes
+QUICK = {"poll_seconds": 0.2, "retry_seconds": 0.05}
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    started = start_service(tmp_path / "opt-ml", monkeypatch)
+    yield started
+    for process in started.processes.values():
+        process.kill()
+    for thread in started.threads:
+        thread.join(20)
+    started.server.stop()
+
+
+@pytest.fixture
+def job(small: list[str]) -> list[str]:
+    """A run of 20 steps on one small instance."""
+    return [*small, "cluster=sagemaker", "cluster.instance_type=ml.m5.xlarge", f"cluster.bucket={BUCKET}"]
+
+
+def submit(overrides: list[str], **how: Any) -> int:
+    return run_job(compose(overrides), **{**QUICK, **how})
+
+
+def keys(service: Service) -> list[str]:
+    return [entry["Key"] for entry in service.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+
+
+def test_a_job_is_submitted_followed_and_brought_home(
+    service: Service, job: list[str], small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The losses are those of a run here; what SageMaker left in mid-upload is not brought home."""
+    assert submit([*job, "run.experiment=there"]) == 0
+    shown = capsys.readouterr().out
+    run = only_run("there")
+    run_here([*small, "run.experiment=here"])
+    there, here = (train_lines(path) for path in (run, only_run("here")))
+    assert [line["loss"] for line in there] == [line["loss"] for line in here]
+    assert "Training" in shown
+    assert "step 20/20  loss" in shown
+    assert "step 20, in S3 with the checksums that it was written with" in shown
+    assert "USD at the table's price" in shown
+    assert [path.name for path in sorted(run.glob("checkpoints/*"))] == ["step-00000020"]
+    assert not list(run.rglob("*.sagemaker-uploading"))
+    stored = keys(service)
+    assert [key for key in stored if key.endswith("/sourcedir.tar.gz")]
+    assert [key for key in stored if key.endswith("/output/model.tar.gz")]
+    assert sum(key.endswith("/manifest.json") for key in stored) == 1
+    # MLflow was fed from here while the job ran
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient("sqlite:///outputs/mlflow.db")
+    (tracked,) = client.search_runs([client.get_experiment_by_name("there").experiment_id])
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.metrics["loss"] == pytest.approx(here[-1]["loss"], abs=5e-5)  # as the log rounds it
+    # the same command again says that it is done, and sends no second job
+    assert submit([*job, "run.experiment=there"]) == 0
+    assert "this run is done" in capsys.readouterr().out
+    assert len(service.processes) == 1
+
+
+def test_a_stopped_job_goes_on_from_its_checkpoint(
+    service: Service, job: list[str], small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """lm stop saves; the same command resumes from S3; the losses are those of a run that nobody stopped."""
+    slow = [*job, "train.steps=400", "checkpoint.every_steps=400", "run.experiment=stopped", "train.eval_every_steps=400"]
+    service.hold.clear()
+    assert submit([*slow, "cluster.detach=true"]) == 0
+    (name,) = [word for word in capsys.readouterr().out.split() if word.startswith("lm-")][:1]
+
+    def stop_after_some_steps() -> None:
+        service.hold.set()
+        checkpoints = service.folder / name / "checkpoints"
+        while '"step": 30,' not in ((checkpoints / "metrics.jsonl").read_text() if checkpoints.exists() and (checkpoints / "metrics.jsonl").exists() else ""):
+            pass
+        lm(["stop", name])
+
+    threading.Thread(target=stop_after_some_steps).start()
+    from lm.sagemaker.jobs import attach
+
+    assert attach(name, None, poll_seconds=0.2) == 143
+    stopped = json.loads((only_run("stopped") / "summary.json").read_text())
+    assert stopped["status"] == "stopped"
+    assert 30 <= stopped["checkpoint_step"] < 400
+    assert submit(slow) == 0
+    assert f"resumed at step {stopped['checkpoint_step']}" in capsys.readouterr().out
+    run_here([*small, "train.steps=400", "run.experiment=whole", "train.eval_every_steps=400"])
+    there, whole = (train_lines(only_run(name)) for name in ("stopped", "whole"))
+    assert [line["loss"] for line in there] == [line["loss"] for line in whole]
+
+
+def test_a_failed_job_tells_its_class_and_its_first_traceback(
+    service: Service, job: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [*job, "optimizer.learning_rate=1e30", "optimizer.clip_norm=null", "run.experiment=broken"]
+    assert status_of(lambda: submit(overrides)) == 1
+    shown = capsys.readouterr()
+    assert "failed: non-finite loss: AlgorithmError: ExecuteUserScriptError" in shown.err
+    assert "a lower optimizer.learning_rate" in shown.err
+    assert "first cause:\nfailed: step" in shown.err
+    assert "Traceback" not in shown.err
+    assert json.loads((only_run("broken") / "summary.json").read_text())["status"] == "failed"
+
+
+def test_capacity_is_waited_for_and_other_types_are_tried(
+    service: Service, job: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.no_capacity_for = ["ml.m5.xlarge", "ml.c5.4xlarge", "ml.m5.xlarge"]
+    assert submit([*job, "cluster.fallback_instance_types=[ml.c5.4xlarge]"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("no capacity for ml.m5.xlarge") == 2
+    assert "retry 1 of 3" in shown
+    (name,) = service.processes
+    sent = service.client("sagemaker").describe_training_job(TrainingJobName=name)
+    assert sent["ResourceConfig"]["InstanceType"] == "ml.c5.4xlarge"
+    service.no_capacity_for = ["ml.m5.xlarge"] * 4
+    with pytest.raises(RunFailed, match="^capacity: CapacityError"):
+        submit([*job, "cluster.capacity_retries=1", "run.seed=2"])
+
+
+def test_jobs_are_listed_attached_to_from_elsewhere_and_compared(
+    service: Service, job: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert submit([*job, "cluster.detach=true"]) == 0
+    name = next(word for word in capsys.readouterr().out.split() if word.startswith("lm-"))
+    assert lm(["diff-request", *job]) == 0
+    assert capsys.readouterr().out.startswith("the same request as outputs/default/")
+    assert lm(["diff-request", *job, "cluster.volume_gib=7"]) == 0
+    changed = capsys.readouterr().out
+    assert '-  "VolumeSizeInGB": 100' in changed
+    assert '+  "VolumeSizeInGB": 7' in changed
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert lm(["attach", name]) == 0
+    assert "finished at step 20 of 20" in capsys.readouterr().out
+    assert len(train_lines(only_run())) == 20
+    assert lm(["jobs"]) == 0
+    listed = capsys.readouterr().out
+    assert name in listed
+    assert "Completed" in listed
+    assert lm(["stop", name]) == 0
+    assert "has ended already: Completed" in capsys.readouterr().out
+    assert lm(["attach", "lm-none"]) == 2
+    assert "there is no job lm-none in us-east-1" in capsys.readouterr().err
+
+
+def test_a_run_that_was_begun_here_goes_on_there(service: Service, job: list[str], small: list[str]) -> None:
+    """The newest checkpoint is uploaded with its metrics; steps 1 to 10 are here, the others there."""
+    same = ["schedule=constant", "run.directory=outputs/moved"]
+    run_here([*small, *same, "train.steps=10", "schedule.warmup_steps=3"])
+    assert submit([*job, *same, "schedule.warmup_steps=3"]) == 0
+    run_here([*small, "schedule=constant", "schedule.warmup_steps=3", "run.experiment=whole"])
+    moved, whole = (train_lines(path) for path in (Path("outputs/moved"), only_run("whole")))
+    assert [line["loss"] for line in moved] == [line["loss"] for line in whole]
+
+
+def test_values_arrive_as_they_were_composed(service: Service, job: list[str]) -> None:
+    """C01, C02, S03: whatever a value looks like, the job's configuration is this one, type for type."""
+    overrides = [
+        *job,
+        "model.tied_head=false",
+        "optimizer.learning_rate=1e-4",
+        "tracking.uri=null",
+        """cluster.environment=["NOTE=a=b, c: {d}\\n'e'","EMPTY="]""",
+        "cluster.detach=true",
+        "model.activation=swiglu",
+        "model.feedforward_width=48",
+    ]
+    service.hold.clear()
+    config = compose(overrides)
+    assert submit(overrides) == 0
+    from omegaconf import OmegaConf
+
+    service.hold.set()
+    for thread in service.threads:
+        thread.join(120)
+    (folder,) = service.folder.iterdir()
+    received = OmegaConf.to_container(OmegaConf.load(folder / "code/config.yaml"))
+    assert received == config.as_dict()
+    assert json.dumps(received) == json.dumps(config.as_dict())  # 1 is not 1.0, null is not "null"
+    assert config.cluster.environment == ["NOTE=a=b, c: {d}\\n'e'", "EMPTY="]
+
+
+def test_choices_are_made_without_a_session(job: list[str]) -> None:
+    config = compose(job)
+    choice, problems = choose(config, make_plan(config))
+    assert not problems
+    assert choice.image is not None
+    assert choice.image.python == "py38"
