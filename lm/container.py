@@ -6,34 +6,55 @@ the model parallel library's included; none is read but the configuration's path
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
+import time
+import traceback
 from pathlib import Path
 from typing import Mapping, Optional
 
 from omegaconf import DictConfig, OmegaConf
 
+from lm.causes import CONSEQUENCES
 from lm.config import load
 from lm.data.fit import check_fits
-from lm.data.shards import TOKENIZER
+from lm.data.shards import TOKENIZER, DatasetError
 from lm.job import data_of, is_done, status_of, train_here
 from lm.plan import make_plan
-from lm.run import RunFolder, run_folder
+from lm.refusal import ConfigError
+from lm.run import RunFailed, RunFolder, run_folder
 from lm.schema import Config
 
+STOP_SECONDS = 0.5  # between two looks for the file that asks to stop
 SERVERS = ("http", "https", "arn", "databricks")
 
 
 def main() -> int:
-    """Trains with the configuration that SM_HPS names. Returns the exit status."""
+    """Trains with the configuration that SM_HPS names. Returns the exit status: 0 for a run that was stopped and saved.
+
+    What a failure says first is left in /opt/ml/output/failure, which SageMaker shows as the job's reason.
+    """
     return status_of(work)
 
 
 def work() -> int:
     """As `main`. Raises ConfigError, DatasetError and RunFailed."""
+    base = Path(os.environ["SM_MODEL_DIR"]).parent
+    threading.Thread(target=_await_stop, args=[base / "stop"], daemon=True).start()
+    try:
+        return _train()
+    except Exception as error:
+        _tell(base / "output" / "failure", error)
+        raise
+
+
+def _train() -> int:
     file = Path(json.loads(os.environ["SM_HPS"])["config"])
     composed = OmegaConf.load(Path(__file__).resolve().parents[1] / file)
     assert isinstance(composed, DictConfig)
@@ -43,9 +64,27 @@ def work() -> int:
     check_fits(config, data, manifest)
     run.path.mkdir(parents=True, exist_ok=True)
     status = 0 if is_done(run.read_summary(), plan) else train_here(config, plan)
-    if status == 0 and os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+    finished = is_done(run.read_summary(), plan)
+    if finished and os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
         keep_model(run, data, Path(os.environ["SM_MODEL_DIR"]), Path(os.environ["SM_OUTPUT_DATA_DIR"]))
-    return status
+    return 0 if status >= 128 else status
+
+
+def _await_stop(file: Path) -> None:
+    """Signals this process once a file is there, which the container's shell makes when SageMaker asks it to stop."""
+    while not file.exists():
+        time.sleep(STOP_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _tell(file: Path, error: Exception) -> None:
+    """Writes why this rank failed, unless another one has, or its end was the cause."""
+    known = isinstance(error, (ConfigError, DatasetError, RunFailed))
+    text = str(error) if known else f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    if any(sign in text for sign in CONSEQUENCES):
+        return
+    with contextlib.suppress(FileExistsError), open(file, "x") as written:
+        written.write(text)
 
 
 def settle(config: Config, variables: Mapping[str, str]) -> Config:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -40,6 +39,7 @@ class Service:
         self.no_capacity_for: list[str] = []  # instance types, one for each job that is to get no machine
         self.hold = threading.Event()  # jobs begin when it is set
         self.hold.set()
+        self.stopped: list[str] = []
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self.threads: list[threading.Thread] = []
         self.url = ""
@@ -60,7 +60,8 @@ class Service:
         thread.start()
 
     def stop(self, name: str) -> None:
-        self.processes[name].send_signal(signal.SIGTERM)
+        self.stopped.append(name)
+        (self.folder / name / "stop").touch()  # as the container's shell does on SIGTERM
 
     def _run(self, job: FakeTrainingJob) -> None:
         self.hold.wait()
@@ -72,6 +73,7 @@ class Service:
         self._download(s3, parameters["sagemaker_submit_directory"], root / "source.tar.gz")
         with tarfile.open(root / "source.tar.gz") as bundle:
             bundle.extractall(root / "code", filter="data")
+        (root / "output").mkdir()
         variables = {
             "SM_HPS": json.dumps({key: value for key, value in parameters.items() if not key.startswith("sagemaker")}),
             "SM_MODEL_DIR": str(root / "model"),
@@ -95,10 +97,8 @@ class Service:
         )
         stream = f"{name}/algo-1-{int(began)}"
         logs.create_log_stream(logGroupName=LOG_GROUP, logStreamName=stream)
-        lines = []
         assert process.stdout is not None
         for line in process.stdout:
-            lines.append(line)
             event = {"timestamp": int(time.time() * 1000), "message": line.rstrip("\n") or " "}
             logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=[event])
         status = process.wait()
@@ -110,13 +110,12 @@ class Service:
             s3.put_object(Bucket=BUCKET, Key=key.split("/", 3)[3] + ".sagemaker-uploading", Body=b"")
         self._upload_model(s3, root, f"{job.output_data_config['S3OutputPath']}/{name}/output/model.tar.gz")
         job.billable_time_in_seconds = job.training_time_in_seconds = int(time.time() - began) + 1
-        if status == 0:
-            job.training_job_status = job.secondary_status = "Completed"
-        elif status in (143, -15):
+        if name in self.stopped:
             job.training_job_status = job.secondary_status = "Stopped"
+        elif status == 0:
+            job.training_job_status = job.secondary_status = "Completed"
         else:
-            tail = "".join(lines[-3:])
-            job.failure_reason = f'AlgorithmError: ExecuteUserScriptError:\nExitCode {status}\nErrorMessage "{tail}"'
+            job.failure_reason = f"AlgorithmError: {(root / 'output/failure').read_text()[:1024]}"
             job.training_job_status = job.secondary_status = "Failed"
 
     def _download(self, s3: Any, uri: str, target: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,9 @@ import pytest
 from conftest import only_run, run_here, train_lines
 from sagemaker_service import BUCKET, Service, start_service
 
-from lm.catalog.checks import choose
 from lm.cli import main as lm
 from lm.compose import compose
 from lm.job import status_of
-from lm.plan import make_plan
 from lm.run import RunFailed
 from lm.sagemaker.launch import run_job
 
@@ -86,16 +85,17 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(
     service: Service, job: list[str], small: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """lm stop saves; the same command resumes from S3; the losses are those of a run that nobody stopped."""
-    slow = [*job, "train.steps=400", "checkpoint.every_steps=400", "run.experiment=stopped", "train.eval_every_steps=400"]
+    long = ["train.steps=400", "checkpoint.every_steps=400", "train.eval_every_steps=400"]
+    slow = [*job, *long, "run.experiment=stopped"]
     service.hold.clear()
     assert submit([*slow, "cluster.detach=true"]) == 0
     (name,) = [word for word in capsys.readouterr().out.split() if word.startswith("lm-")][:1]
 
     def stop_after_some_steps() -> None:
         service.hold.set()
-        checkpoints = service.folder / name / "checkpoints"
-        while '"step": 30,' not in ((checkpoints / "metrics.jsonl").read_text() if checkpoints.exists() and (checkpoints / "metrics.jsonl").exists() else ""):
-            pass
+        metrics = service.folder / name / "checkpoints/metrics.jsonl"
+        while not (metrics.exists() and '"step": 30,' in metrics.read_text()):
+            time.sleep(0.02)
         lm(["stop", name])
 
     threading.Thread(target=stop_after_some_steps).start()
@@ -107,7 +107,7 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(
     assert 30 <= stopped["checkpoint_step"] < 400
     assert submit(slow) == 0
     assert f"resumed at step {stopped['checkpoint_step']}" in capsys.readouterr().out
-    run_here([*small, "train.steps=400", "run.experiment=whole", "train.eval_every_steps=400"])
+    run_here([*small, *long, "run.experiment=whole"])
     there, whole = (train_lines(only_run(name)) for name in ("stopped", "whole"))
     assert [line["loss"] for line in there] == [line["loss"] for line in whole]
 
@@ -137,12 +137,16 @@ def test_capacity_is_waited_for_and_other_types_are_tried(
     sent = service.client("sagemaker").describe_training_job(TrainingJobName=name)
     assert sent["ResourceConfig"]["InstanceType"] == "ml.c5.4xlarge"
     service.no_capacity_for = ["ml.m5.xlarge"] * 4
-    with pytest.raises(RunFailed, match="^capacity: CapacityError"):
+    with pytest.raises(RunFailed, match=r"^capacity: CapacityError"):
         submit([*job, "cluster.capacity_retries=1", "run.seed=2"])
 
 
 def test_jobs_are_listed_attached_to_from_elsewhere_and_compared(
-    service: Service, job: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    service: Service,
+    job: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     assert submit([*job, "cluster.detach=true"]) == 0
     name = next(word for word in capsys.readouterr().out.split() if word.startswith("lm-"))
@@ -202,11 +206,3 @@ def test_values_arrive_as_they_were_composed(service: Service, job: list[str]) -
     assert received == config.as_dict()
     assert json.dumps(received) == json.dumps(config.as_dict())  # 1 is not 1.0, null is not "null"
     assert config.cluster.environment == ["NOTE=a=b, c: {d}\\n'e'", "EMPTY="]
-
-
-def test_choices_are_made_without_a_session(job: list[str]) -> None:
-    config = compose(job)
-    choice, problems = choose(config, make_plan(config))
-    assert not problems
-    assert choice.image is not None
-    assert choice.image.python == "py38"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -154,7 +155,10 @@ def bring_home(
         raise RunFailed(str(end.failure))
     if summary:
         console.print(table("", closing_rows(summary, run.path)))
-    return 0 if end.status == "finished" else 128 + 15
+    if end.status == "finished" and summary.get("status") == "finished":
+        return 0
+    console.print(f"{name} was stopped; the same command goes on from its last checkpoint")
+    return 128 + signal.SIGTERM
 
 
 def _keep(config: Config, file: str, content: str) -> Path:

@@ -17,8 +17,14 @@ from lm.sagemaker.places import Places, run_name, tags
 from lm.schema import Config
 
 PROFILER_MILLISECONDS = 500  # between system metrics, as in AWS's article
-# mpirun sends its processes SIGTERM and, a second later, SIGKILL; a checkpoint takes longer, and SageMaker waits 120 s.
-MPI_OPTIONS = "-mca odls_base_sigkill_timeout 110"
+# SageMaker asks a container to stop by SIGTERM, 120 s before it kills it. The toolkit does not pass that on (its issues
+# 125 and 173), and as process 1 it does not even see it: this shell does, and tells the ranks by a file (lm.container).
+ENTRYPOINT = [
+    "bash",
+    "-c",
+    'train & child=$!; trap "touch ${SAGEMAKER_BASE_DIR:-/opt/ml}/stop" TERM; '
+    "while kill -0 $child 2>/dev/null; do wait $child; done; wait $child; exit $?",
+]
 # docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 HYPERPARAMETERS, KEY_CHARACTERS, VALUE_CHARACTERS = 100, 256, 2500
 VARIABLES, VARIABLE_CHARACTERS = 100, 512
@@ -63,6 +69,7 @@ def _estimator(config: Config, choice: Choice, bundle: Path, session: Any) -> An
         entry_point=ENTRY,
         source_dir=str(bundle),
         hyperparameters={"config": CONFIG, "run": places.run},
+        container_entry_point=ENTRYPOINT,
         model_dir=False,  # type: ignore[arg-type]  # as the SDK documents it
         role=cluster.role or DRY_ROLE,
         instance_type=cluster.instance_type,
@@ -97,12 +104,11 @@ def distribution(config: Config) -> Any:
     mpi = {
         "enabled": True,
         "processes_per_host": max(1, cluster.gpus_per_host),
-        "custom_mpi_options": MPI_OPTIONS,
     }
     if parallel.name == "horovod":
         return {"mpi": mpi}
     if parallel.name == "sdp":
-        return {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": MPI_OPTIONS}}}
+        return {"smdistributed": {"dataparallel": {"enabled": True}}}
     if parallel.name == "smp":
         ours = ("name", "lr_scaling")  # the rest has the library's names
         parameters = {name: value for name, value in dataclasses.asdict(parallel).items() if name not in ours}

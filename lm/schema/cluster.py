@@ -16,7 +16,7 @@ class Cluster:
 
     name: str = setting()
     processes: int = setting(1, minimum=1)  # replicas; under smp each has parallel.partitions devices
-    hosts: List[str] = setting([], pattern=r"\S+:\d+", like="10.0.0.4:4100")  # HOST:PORT of each `lm worker` that partitions lie on
+    hosts: List[str] = setting([], pattern=r"\S+:\d+", like="10.0.0.4:4100")  # of each `lm worker` with partitions
     peak_tflops_per_process: Optional[float] = setting(None, above=0)  # of all its devices; null: measured
 
 
@@ -31,7 +31,9 @@ class SageMaker(Cluster):
     capacity_retries: int = setting(3, minimum=0)
 
     region: Optional[str] = setting(None, pattern=r"[a-z]{2}(-[a-z]+)+-\d", like="us-east-1")
-    role: Optional[str] = setting(None, pattern=r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", like="arn:aws:iam::123456789012:role/NAME")
+    role: Optional[str] = setting(
+        None, pattern=r"arn:aws[a-z-]*:iam::\d{12}:role/\S+", like="arn:aws:iam::123456789012:role/NAME"
+    )
     bucket: Optional[str] = setting(None, pattern=r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", like="my-bucket")
     framework_version: Optional[str] = setting(None, pattern=r"\d+(\.\d+)+", like="2.6")
     image_uri: Optional[str] = setting(None)
