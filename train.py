@@ -15,15 +15,21 @@ from lm.plan import make_plan
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def train(composed: DictConfig) -> None:
-    """A job of one process. Jobs of more, and sweeps, go to the launcher that the cluster names."""
+    """A job of one process, or one that Slurm has started here. Others, and sweeps, go to the cluster's launcher."""
 
     def work() -> int:
         config = load(composed)
+        if config.cluster.processes > 1:
+            from hydra_plugins.lm_launchers._local import run_job
+
+            return run_job(composed)
         plan = make_plan(config)
         _, done = job.begin(config, plan)
         return 0 if done else job.train_here(config, plan)
 
-    sys.exit(job.status_of(work))
+    status = job.status_of(work)
+    if status:
+        sys.exit(status)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
@@ -11,12 +12,15 @@ from typing import Any
 
 import pytest
 from conftest import only_run, run_here, train_lines
+from rich.console import Console
 from sagemaker_service import BUCKET, Service, start_service
 
 from lm.cli import main as lm
 from lm.compose import compose
 from lm.job import status_of
+from lm.refusal import ConfigError
 from lm.run import RunFailed
+from lm.sagemaker import launch
 from lm.sagemaker.launch import run_job
 
 pytestmark = pytest.mark.processes
@@ -158,8 +162,13 @@ def test_jobs_are_listed_attached_to_from_elsewhere_and_compared(
     assert '+  "VolumeSizeInGB": 7' in changed
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
+    terminal = Console(force_terminal=True, width=120, file=io.StringIO())
+    monkeypatch.setattr(launch, "make_console", lambda: terminal)
     assert lm(["attach", name]) == 0
-    assert "finished at step 20 of 20" in capsys.readouterr().out
+    shown = terminal.file.getvalue()
+    assert "finished at step 20 of 20" in shown
+    assert "20/20" in shown  # the bar
+    assert "step 20/20  loss" not in shown  # in place of the line
     assert len(train_lines(only_run())) == 20
     assert lm(["jobs"]) == 0
     listed = capsys.readouterr().out
@@ -169,6 +178,17 @@ def test_jobs_are_listed_attached_to_from_elsewhere_and_compared(
     assert "has ended already: Completed" in capsys.readouterr().out
     assert lm(["attach", "lm-none"]) == 2
     assert "there is no job lm-none in us-east-1" in capsys.readouterr().err
+
+
+def test_data_that_is_not_what_s3_has_is_refused(service: Service, job: list[str], tmp_path: Path) -> None:
+    """A set of the same name from other text is never mixed with it; one that is elsewhere has to be there."""
+    other = {"Bucket": BUCKET, "Key": "lm/datasets/words/manifest.json", "Body": b"{}"}
+    service.client("s3").put_object(**other)
+    with pytest.raises(ConfigError, match="lm/datasets/words was prepared from other text"):
+        submit(job)
+    with pytest.raises(ConfigError, match="s3://training-bucket/none is no prepared dataset"):
+        submit([*job, f"cluster.dataset_uri=s3://{BUCKET}/none"])
+    assert not service.processes
 
 
 def test_a_run_that_was_begun_here_goes_on_there(service: Service, job: list[str], small: list[str]) -> None:

@@ -18,7 +18,7 @@ from lm.catalog.checks import Choice, choose
 from lm.catalog.fitting import with_instance_type
 from lm.data.fit import check_fits
 from lm.data.prepare import prepare
-from lm.data.shards import read_manifest
+from lm.data.shards import MANIFEST
 from lm.plan import Plan, make_plan
 from lm.refusal import ConfigError, Problem
 from lm.report import closing_rows, make_console, table
@@ -201,16 +201,20 @@ def _send_data(config: Config, storage: Storage, places: Places, console: Consol
         return
     if cluster.dataset_uri is not None:
         for uri in channels(config, cluster.dataset_uri).values():
-            if storage.read_json(f"{uri.rstrip('/')}/manifest.json") is None:
-                text = f"{uri} is no prepared dataset: it has no manifest.json"
+            if storage.read_json(f"{uri.rstrip('/')}/{MANIFEST}") is None:
+                text = f"{uri} is no prepared dataset: it has no {MANIFEST}"
                 fix = f"aws s3 sync outputs/datasets/NAME-HASH {uri}"
                 raise ConfigError([Problem(("cluster.dataset_uri",), text, fix)])
         return
     folder, manifest = prepare(config.dataset, config.prepare, console)
     check_fits(config, folder, manifest)
-    for path in channels(config, str(folder)).values():
-        read_manifest(Path(path))
-        storage.upload(Path(path), places.dataset(Path(path)), f"dataset {Path(path).name}")
+    for path in map(Path, channels(config, str(folder)).values()):
+        uri = places.dataset(path)
+        there = storage.read_json(f"{uri}/{MANIFEST}")
+        if there is not None and there != json.loads((path / MANIFEST).read_text()):
+            text = f"{uri} was prepared from other text than {path}"
+            raise ConfigError([Problem(("dataset.output",), text, "dataset.output=FOLDER, whose name S3 has not yet")])
+        storage.upload(path, uri, f"dataset {path.name}")
 
 
 def _send_checkpoint(run: RunFolder, places: Places, storage: Storage) -> None:

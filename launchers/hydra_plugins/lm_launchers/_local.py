@@ -43,7 +43,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
         if not single:
             print(f"\njob {index}: {shown}", flush=True)
         composed = compose_job(launcher.hydra_context, launcher.config, overrides, index)
-        status = job.status_of(lambda composed=composed: _run(composed))  # type: ignore[misc]
+        status = job.status_of(lambda composed=composed: run_job(composed))  # type: ignore[misc]
         if single and status:
             sys.exit(status)
         if status:
@@ -78,7 +78,7 @@ def compose_job(context: HydraContext, config: DictConfig, overrides: Sequence[s
     return composed
 
 
-def _run(composed: DictConfig) -> int:
+def run_job(composed: DictConfig) -> int:
     """One job. Returns its exit status. Raises ConfigError."""
     config = load(composed)
     run, done = job.begin(config, make_plan(config))
