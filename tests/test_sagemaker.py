@@ -122,7 +122,7 @@ def test_a_failed_job_tells_its_class_and_its_first_traceback(
     overrides = [*job, "optimizer.learning_rate=1e30", "optimizer.clip_norm=null", "run.experiment=broken"]
     assert status_of(lambda: submit(overrides)) == 1
     shown = capsys.readouterr()
-    assert "failed: non-finite loss: AlgorithmError: ExecuteUserScriptError" in shown.err
+    assert "failed: non-finite loss: AlgorithmError: step" in shown.err
     assert "a lower optimizer.learning_rate" in shown.err
     assert "first cause:\nfailed: step" in shown.err
     assert "Traceback" not in shown.err
