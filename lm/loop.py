@@ -22,6 +22,7 @@ from lm.generate import continue_text
 from lm.model import Decoder, named_variables
 from lm.optimizer import make_optimizer
 from lm.plan import Plan
+from lm.profiling import SystemSampler, start_sampler
 from lm.report import StepDisplay, closing_rows, make_console, open_log, table
 from lm.run import RunFailed, RunFolder, write_whole
 from lm.schema import Config
@@ -82,8 +83,12 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
     summary["checkpoint_step"] = progress.step if restored else None
     display = StepDisplay(console, plan.steps, progress.step, chief)
     tracker: Optional[Tracker] = None
+    sampler: Optional[SystemSampler] = None
     stopping = False
     try:
+        sampler = start_sampler(
+            config.profiling.name, run.profiler, topology.rank, topology.local_rank, topology.local_size
+        )
         if chief:
             kept = run.forget_metrics_after(progress.step)
             summary["loss"] = next((line["loss"] for line in reversed(kept) if "loss" in line), None)
@@ -165,6 +170,8 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         raise
     finally:
         display.close()
+        if sampler is not None:
+            sampler.stop()
         summary.update(
             {key: value for key, value in _position(progress, plan).items() if key != "time"},
             **_rates(stopwatch.totals(), plan, peak_flops),

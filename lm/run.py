@@ -33,6 +33,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tracking = path / "mlflow.json"
         self.sample = path / "sample.txt"
+        self.profiler = path / "profiler-output"
         self._lock: Optional[IO[str]] = None
 
     def lock(self) -> None:

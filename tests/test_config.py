@@ -51,7 +51,7 @@ def test_every_combination_composes_and_plans(model: str, parallel: str, cluster
 
 @pytest.mark.parametrize(
     "overrides",
-    [[f"{group}={option}"] for group in ("dataset", "optimizer", "schedule") for option in options(group)]
+    [[f"{group}={option}"] for group in ("dataset", "optimizer", "schedule", "profiling") for option in options(group)]
     + [[f"experiment={option}"] for option in options("experiment")],
     ids=lambda overrides: overrides[0],
 )

@@ -68,6 +68,7 @@ def test_a_job_is_submitted_followed_and_brought_home(
     assert "USD at the table's price" in shown
     assert [path.name for path in sorted(run.glob("checkpoints/*"))] == ["step-00000020"]
     assert not list(run.rglob("*.sagemaker-uploading"))
+    assert list(run.glob("profiler-output/system/incremental/*/*.algo-1.json"))
     stored = keys(service)
     assert [key for key in stored if key.endswith("/sourcedir.tar.gz")]
     assert [key for key in stored if key.endswith("/output/model.tar.gz")]

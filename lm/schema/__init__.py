@@ -17,7 +17,7 @@ from lm.schema.data import Dataset, Mixture, Prepare
 from lm.schema.model import Model
 from lm.schema.optimizer import SGD, Adafactor, AdamW, Constant, Cosine, WarmupStableDecay
 from lm.schema.parallel import Horovod, Sdp, Single, Smp
-from lm.schema.run import Checkpoint, Run, Tracking, Train
+from lm.schema.run import Checkpoint, Profiling, Run, Tracking, Train
 
 OPTIMIZERS = {"adamw": AdamW, "adafactor": Adafactor, "sgd": SGD}
 SCHEDULES = {"constant": Constant, "cosine": Cosine, "wsd": WarmupStableDecay}
@@ -41,6 +41,7 @@ class Config:
     checkpoint: Checkpoint
     run: Run
     tracking: Tracking
+    profiling: Profiling
 
     def as_dict(self) -> Dict[str, Any]:
         """Plain nested values, as they are written to config.yaml."""
@@ -87,4 +88,5 @@ SECTIONS: Dict[str, Optional[Type[Any]]] = {
     "checkpoint": Checkpoint,
     "run": Run,
     "tracking": Tracking,
+    "profiling": Profiling,
 }

@@ -46,6 +46,13 @@ class Run:
 
 
 @dataclass
+class Profiling:
+    """What is measured of the host while it trains."""
+
+    name: str = setting(choices=("system", "none"))
+
+
+@dataclass
 class Tracking:
     """Where MLflow is; null turns it off."""
 

@@ -138,6 +138,7 @@ def test_one_process_trains_and_leaves_everything(tmp_path: Path, overrides: lis
         "weights.safetensors",
     }
     assert (job.base / "output/data/metrics.jsonl").exists()
+    assert list((job.base / "checkpoints/profiler-output/system/incremental").rglob("*.algo-1.json"))
     assert (job.base / "checkpoints/checkpoints/step-00000020/checkpoint.json").exists()
     assert job.losses() == pytest.approx(here(overrides, prepared, "single"), abs=CLOSE)
     hook = {"LocalPath": str(job.base / "tensors"), "HookParameters": {}, "CollectionConfigurations": []}
