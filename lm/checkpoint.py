@@ -23,12 +23,11 @@ import tensorflow as tf
 from lm.data.mixture import mixture_identity
 from lm.data.shards import Manifest
 from lm.refusal import ConfigError, Problem
-from lm.run import RunFailed, sync_folder, write_whole
+from lm.run import STATE, RunFailed, sync_folder, write_whole
 from lm.schema import Config
 from lm.tensors import NotFinite, digest, names_in, read, write
 
 FORMAT = 1
-STATE = "checkpoint.json"
 NAME = re.compile(r"step-(\d{8,})")
 log = logging.getLogger("lm")
 

@@ -32,7 +32,7 @@ from lm.run import RunFailed, RunFolder, run_folder
 from lm.schema import Config
 
 STOP_SECONDS = 0.5  # between two looks for the file that asks to stop
-SERVERS = ("http", "https", "arn", "databricks")
+SERVERS = ("http", "https")
 
 
 def main() -> int:
@@ -112,7 +112,7 @@ def is_reachable(uri: Optional[str]) -> bool:
 
 def keep_model(run: RunFolder, data: Path, model: Path, output: Path) -> None:
     """Leaves the last weights and what is needed to use them to model.tar.gz, the metrics to output.tar.gz."""
-    newest = max(run.checkpoints.glob("step-*/checkpoint.json")).parent
+    _, newest = run.whole_checkpoints()[0]
     for folder, files in (
         (model, (newest / "weights.safetensors", run.config, run.summary, data / TOKENIZER)),
         (output, (run.metrics, run.summary, run.log)),

@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 from lm.schema import Config
 
 OUTPUTS = Path("outputs")
+STATE = "checkpoint.json"  # of a checkpoint, written last
 
 
 class RunFailed(Exception):
@@ -64,6 +66,12 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """Writes the resolved configuration: what a worker reads, and what a reader repeats the run with."""
         write_whole(self.config, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+
+    def whole_checkpoints(self) -> List[Tuple[int, Path]]:
+        """Step and folder of each checkpoint that was written to its end, newest first; checksums are not read."""
+        folders = [path.parent for path in self.checkpoints.glob(f"*/{STATE}")]
+        named = ((re.fullmatch(r"step-(\d{8,})", folder.name), folder) for folder in folders)
+        return sorted(((int(match[1]), folder) for match, folder in named if match), reverse=True)
 
     def read_summary(self) -> Dict[str, Any]:
         """summary.json, or nothing where the run has not ended yet."""

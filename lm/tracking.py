@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -75,9 +75,9 @@ class Tracker:
             if stored["uri"] == uri:
                 self.state = stored
         self.client: Any = None
-        self.status = ""
+        self.status: Optional[str] = None
         self.begun = False
-        self.offset = 0  # bytes of metrics.jsonl that have been read and sent
+        self.file, self.offset = 0, 0  # inode of metrics.jsonl, and bytes of it that have been read and sent
         self.trouble = ""
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -85,8 +85,11 @@ class Tracker:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, status: str) -> None:
-        """Sends what is left and the run's status; gives up after CLOSE_SECONDS, and says what to do then."""
+    def close(self, status: Optional[str]) -> None:
+        """Sends what is left and the run's status; gives up after CLOSE_SECONDS, and says what to do then.
+
+        status: None for a run that goes on elsewhere.
+        """
         self.status = status
         self._wake.set()
         self._thread.join(CLOSE_SECONDS)
@@ -102,11 +105,11 @@ class Tracker:
         deadline = 0.0
         while True:
             self._wake.wait(SYNC_SECONDS)
-            closing = bool(self.status)
+            closing = self._wake.is_set()
             deadline = deadline or (time.monotonic() + CLOSE_SECONDS / 2 if closing else 0.0)
             try:
                 self.sync()
-                if closing:
+                if closing and self.status is not None:
                     self.end(self.status)
                 self.trouble = ""
                 if closing:
@@ -124,6 +127,9 @@ class Tracker:
         self._begin()
         from mlflow.entities import Metric
 
+        file = self.run.metrics.stat().st_ino if self.run.metrics.exists() else 0
+        if file != self.file:  # another file in its place, as a SageMaker job's that is brought home
+            self.file, self.offset = file, 0
         batch: List[Any] = []
         sent, end = dict(self.state), self.offset
         for line, end in self.run.metric_lines(self.offset):

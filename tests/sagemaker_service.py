@@ -103,6 +103,9 @@ class Service:
             logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=[event])
         status = process.wait()
         job.secondary_status = "Uploading"
+        for gone in self._keys(s3, job.checkpoint_config["S3Uri"]):  # a file that was deleted there goes from S3 too
+            if not (checkpoints / gone).exists():
+                s3.delete_object(Bucket=BUCKET, Key=f"{job.checkpoint_config['S3Uri'].split('/', 3)[3]}{gone}")
         for path in (path for path in checkpoints.rglob("*") if path.is_file()):
             key = f"{job.checkpoint_config['S3Uri']}{path.relative_to(checkpoints)}"
             s3.upload_file(str(path), *key.removeprefix("s3://").split("/", 1))
@@ -122,12 +125,16 @@ class Service:
         target.parent.mkdir(parents=True, exist_ok=True)
         s3.download_file(*uri.removeprefix("s3://").split("/", 1), str(target))
 
+    def _keys(self, s3: Any, uri: str) -> list[str]:
+        bucket, prefix = uri.removeprefix("s3://").split("/", 1)
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return [entry["Key"][len(prefix) :] for page in pages for entry in page.get("Contents", [])]
+
     def _download_all(self, s3: Any, uri: str, folder: Path) -> None:
         bucket, prefix = uri.removeprefix("s3://").split("/", 1)
         folder.mkdir(parents=True, exist_ok=True)
-        for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-            for entry in page.get("Contents", []):
-                self._download(s3, f"s3://{bucket}/{entry['Key']}", folder / entry["Key"][len(prefix) :])
+        for name in self._keys(s3, uri):
+            self._download(s3, f"s3://{bucket}/{prefix}{name}", folder / name)
 
     def _upload_model(self, s3: Any, root: Path, uri: str) -> None:
         if (root / "model").exists():

@@ -211,11 +211,21 @@ def test_a_type_that_the_table_does_not_know_can_be_used_all_the_same() -> None:
     allowed = choice(*new, "cluster.allow_unlisted=true", "cluster.gpus_per_host=16")
     assert "ml.p9.48xlarge is not in lm/catalog/instances.yaml" in allowed.warnings[0]
     assert compose([*new, "cluster.allow_unlisted=true", "cluster.gpus_per_host=16"]).cluster.processes == 16
+    fallback = ["parallel=horovod", "cluster=p3x1", "cluster.fallback_instance_types=[ml.p9.48xlarge]"]
+    assert "on the fallback ml.p9.48xlarge" in refusal(*fallback)
+    assert compose([*fallback, "cluster.allow_unlisted=true"]).cluster.gpus_per_host == 8
+
+
+def test_an_image_that_the_table_does_not_know_is_given_by_its_address() -> None:
     version = ["cluster=p3x1", "cluster.framework_version=2.99"]
     assert "cluster.framework_version=2.99 is not in lm/catalog/images.yaml" in refusal(*version)
-    image = choice(*version, "cluster.allow_unlisted=true").image
-    assert image is not None
-    assert image.framework_version == "2.99"
+    own = choice(*version, "cluster.image_uri=123456789012.dkr.ecr.us-east-1.amazonaws.com/own:2.99")
+    assert own.image is None
+
+
+def test_a_password_does_not_travel() -> None:
+    shown = refusal("cluster=g5x1", "tracking.uri='https://me:secret@mlflow.example.com'")
+    assert "tracking.uri has a user's name or password in it" in shown
 
 
 def test_fallback_types_are_checked_before_anything_is_sent() -> None:
@@ -233,6 +243,8 @@ def test_money_is_kept_within_its_bound() -> None:
     assert "10 x ml.p3.16xlarge x 28.152 USD an hour for cluster.max_run_seconds=3600 cost 281.52 USD" in shown
     assert "cluster.max_run_seconds=1278, or cluster.max_cost_usd=282" in shown
     assert "no run comes to its first step" in refusal(*p3x10, "cluster.max_cost_usd=1")
+    pool = [*p3x10, "cluster.max_cost_usd=563.04", "cluster.warm_pool_seconds=600"]
+    assert choice(*pool).max_run_seconds == 6600
     nowhere = [*p3x10[:2], "cluster.region=eu-central-1", "cluster.max_cost_usd=100"]
     assert "no price of ml.p3.16xlarge in eu-central-1" in refusal(*nowhere)
     assert choice(*nowhere, "cluster.allow_unlisted=true").max_run_seconds == 86400

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import only_run, run_here, train_lines
+from conftest import only_run, run_here, train_lines, train_py
 from rich.console import Console
 from sagemaker_service import BUCKET, Service, start_service
 
@@ -20,7 +20,8 @@ from lm.compose import compose
 from lm.job import status_of
 from lm.refusal import ConfigError
 from lm.run import RunFailed
-from lm.sagemaker import launch
+from lm.sagemaker import finish
+from lm.sagemaker.follow import Follower
 from lm.sagemaker.launch import run_job
 
 pytestmark = pytest.mark.processes
@@ -68,7 +69,6 @@ def test_a_job_is_submitted_followed_and_brought_home(
     assert "USD at the table's price" in shown
     assert [path.name for path in sorted(run.glob("checkpoints/*"))] == ["step-00000020"]
     assert not list(run.rglob("*.sagemaker-uploading"))
-    assert list(run.glob("profiler-output/system/incremental/*/*.algo-1.json"))
     stored = keys(service)
     assert [key for key in stored if key.endswith("/sourcedir.tar.gz")]
     assert [key for key in stored if key.endswith("/output/model.tar.gz")]
@@ -76,7 +76,7 @@ def test_a_job_is_submitted_followed_and_brought_home(
     # MLflow was fed from here while the job ran
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient("sqlite:///outputs/mlflow.db")
+    client = MlflowClient(f"sqlite:///{Path('outputs/mlflow.db').resolve()}")  # it keeps a store by its URI
     (tracked,) = client.search_runs([client.get_experiment_by_name("there").experiment_id])
     assert tracked.info.status == "FINISHED"
     assert tracked.data.metrics["loss"] == pytest.approx(here[-1]["loss"], abs=5e-5)  # as the log rounds it
@@ -84,6 +84,8 @@ def test_a_job_is_submitted_followed_and_brought_home(
     assert submit([*job, "run.experiment=there"]) == 0
     assert "this run is done" in capsys.readouterr().out
     assert len(service.processes) == 1
+    with pytest.raises(ConfigError, match=r"run.resume=never, and s3://training-bucket/lm/runs/there/.* of step 20"):
+        submit([*job, "run.experiment=there", "run.resume=never"])
 
 
 def test_a_stopped_job_goes_on_from_its_checkpoint(
@@ -153,8 +155,12 @@ def test_jobs_are_listed_attached_to_from_elsewhere_and_compared(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    service.hold.clear()
     assert submit([*job, "cluster.detach=true"]) == 0
     name = next(word for word in capsys.readouterr().out.split() if word.startswith("lm-"))
+    assert submit([*job, "cluster.detach=true"]) == 0  # two jobs would write over each other's checkpoints
+    assert f"{name} is at work on this run already" in capsys.readouterr().out
+    service.hold.set()
     assert lm(["diff-request", *job]) == 0
     assert capsys.readouterr().out.startswith("the same request as outputs/default/")
     assert lm(["diff-request", *job, "cluster.volume_gib=7"]) == 0
@@ -164,7 +170,7 @@ def test_jobs_are_listed_attached_to_from_elsewhere_and_compared(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     terminal = Console(force_terminal=True, width=120, file=io.StringIO())
-    monkeypatch.setattr(launch, "make_console", lambda: terminal)
+    monkeypatch.setattr(finish, "make_console", lambda: terminal)
     assert lm(["attach", name]) == 0
     shown = terminal.file.getvalue()
     assert "finished at step 20 of 20" in shown
@@ -202,6 +208,60 @@ def test_a_run_that_was_begun_here_goes_on_there(service: Service, job: list[str
     assert [line["loss"] for line in moved] == [line["loss"] for line in whole]
 
 
+def test_a_sweep_has_so_many_jobs_at_once_and_is_checked_before_the_first(service: Service, job: list[str]) -> None:
+    """Two points at once, both finished; of two points one refused, before the other was made."""
+    points = ["train.global_batch_sequences=8,4", "cluster.max_parallel_jobs=2", "run.experiment=sweep"]
+    done = train_py("-m", *job, *points)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(Path("outputs/sweep").glob("tiny-*/summary.json"))) == 2
+    assert "job 1: step 20/20  loss" in done.stdout
+    refused = train_py("-m", *job, "cluster.warm_pool_seconds=600,7200", "cluster.dry_run=true")
+    assert refused.returncode == 1
+    assert "cluster.warm_pool_seconds=7200 is above SageMaker's 3600" in refused.stderr
+    assert "1 of 2 jobs did not finish:\n  job 1 refused (status 2)" in refused.stderr
+
+
+def test_a_job_that_was_killed_outright_goes_on_from_the_last_whole_checkpoint(
+    service: Service, job: list[str], small: list[str]
+) -> None:
+    """No summary, a checkpoint whose weights never reached S3, an older summary here: the step before it is the one."""
+    overrides = [*job, "train.steps=20", "run.directory=outputs/killed"]
+    run_here([*small, "train.steps=10", "run.directory=outputs/killed", "schedule=constant", "schedule.warmup_steps=3"])
+    constant = ["schedule=constant", "schedule.warmup_steps=3"]
+    config = compose([*overrides, *constant])
+    bucket, prefix = BUCKET, f"lm/runs/default/tiny-{config.hash()}/run/checkpoints/step-00000019"
+    half = json.loads(Path("outputs/killed/checkpoints/step-00000010/checkpoint.json").read_text())
+    service.client("s3").put_object(Bucket=bucket, Key=f"{prefix}/checkpoint.json", Body=json.dumps(half).encode())
+    assert submit([*overrides, *constant]) == 0
+    run_here([*small, *constant, "run.experiment=whole"])
+    killed, whole = (train_lines(path) for path in (Path("outputs/killed"), only_run("whole")))
+    assert [line["loss"] for line in killed] == [line["loss"] for line in whole]
+
+
+def test_following_that_is_interrupted_leaves_the_job_and_its_run_alone(
+    service: Service, job: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C: exit status 130, the job goes on, and MLflow's run is not failed."""
+
+    def interrupt(self: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Follower, "_look", interrupt)
+        assert submit(job) == 130
+    assert "goes on; lm attach lm-tiny-" in capsys.readouterr().out
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{Path('outputs/mlflow.db').resolve()}")  # it keeps a store by its URI
+    (tracked,) = client.search_runs([client.get_experiment_by_name("default").experiment_id])
+    assert tracked.info.status == "RUNNING"
+    assert submit(job) == 0  # the same job, followed again
+    assert len(service.processes) == 1
+    assert client.get_run(tracked.info.run_id).info.status == "FINISHED"
+    names = {artifact.path for artifact in client.list_artifacts(tracked.info.run_id)}
+    assert {"summary.json", "sample.txt"} <= names
+
+
 def test_values_arrive_as_they_were_composed(service: Service, job: list[str]) -> None:
     """C01, C02, S03: whatever a value looks like, the job's configuration is this one, type for type."""
     overrides = [
@@ -224,6 +284,8 @@ def test_values_arrive_as_they_were_composed(service: Service, job: list[str]) -
         thread.join(120)
     (folder,) = service.folder.iterdir()
     received = OmegaConf.to_container(OmegaConf.load(folder / "code/config.yaml"))
-    assert received == config.as_dict()
-    assert json.dumps(received) == json.dumps(config.as_dict())  # 1 is not 1.0, null is not "null"
+    sent = config.as_dict()
+    sent["cluster"]["environment"] = []  # which may have keys in it, and is in the request alone
+    sent["profiling"]["name"] = "none"  # Debugger's agent measures the host there
+    assert json.dumps(received) == json.dumps(sent)  # 1 is not 1.0, null is not "null"
     assert config.cluster.environment == ["NOTE=a=b, c: {d}\\n'e'", "EMPTY="]

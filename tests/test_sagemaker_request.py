@@ -144,7 +144,7 @@ def test_the_bundle_is_what_git_knows_less_secrets(tmp_path: Path, monkeypatch: 
         subprocess.run(["git", *command], cwd=checkout, check=True)
     monkeypatch.setattr(bundle, "PACKAGE", package)
     monkeypatch.setattr(bundle, "__file__", str(package / "sagemaker/bundle.py"))
-    left_out = make_bundle(compose([]), tmp_path / "bundle")
+    left_out = make_bundle(compose(["cluster=g5x1"]), tmp_path / "bundle")
     sent = sorted(str(path.relative_to(tmp_path / "bundle")) for path in (tmp_path / "bundle").rglob("*.*"))
     assert [name for name in sent if name.startswith("lm/")] == [
         "lm/loop.py",
@@ -153,9 +153,12 @@ def test_the_bundle_is_what_git_knows_less_secrets(tmp_path: Path, monkeypatch: 
     ]
     assert sorted(path.name for path in left_out) == [".env", "credentials.json"]
     assert (tmp_path / "bundle/requirements.txt").read_text() == "omegaconf\n"  # MLflow's is a file of this machine
+    keyed = compose(["cluster=g5x1", 'cluster.environment=["API_KEY=secret-value"]'])
+    make_bundle(keyed, tmp_path / "keyed")
+    assert not [path for path in (tmp_path / "keyed").rglob("*.*") if "secret-value" in path.read_text()]
     (package / "big.bin").write_bytes(bytes(LIMIT_BYTES))
     with pytest.raises(ConfigError, match=r"the largest: lm/big\.bin 16\.0 MiB"):
-        make_bundle(compose([]), tmp_path / "bundle")
+        make_bundle(compose(["cluster=g5x1"]), tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("name", [".env", ".env.local", "server.pem", "id_rsa", "credentials", ".aws/config"])
@@ -223,6 +226,7 @@ def test_the_patterns_read_the_lines_that_a_run_prints(capsys: pytest.CaptureFix
         ("data", "ClientError: Data download failed:Unable to download object s3://a/b (AccessDenied)", ""),
         ("spot", "MaxWaitTimeExceeded", ""),
         ("time", "MaxRuntimeExceeded", ""),
+        ("account", "An error occurred (AccessDenied) when calling the CreateTrainingJob operation: iam:PassRole", ""),
         ("service", "InternalServerError: We encountered an internal error. Please try again.", ""),
         (
             "out of memory",

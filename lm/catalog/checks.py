@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
@@ -55,6 +54,10 @@ def choose(config: Config, plan: Plan) -> Tuple[Choice, List[Problem]]:
         problems += memory_problems(config, plan, instance)
     problems += _shape_problems(config, warnings)
     problems += _account_problems(config)
+    if "@" in (config.tracking.uri or "").partition("://")[2].partition("/")[0]:
+        text = "tracking.uri has a user's name or password in it, and the configuration is written to S3"
+        fix = "cluster.environment=['MLFLOW_TRACKING_USERNAME=...','MLFLOW_TRACKING_PASSWORD=...']"
+        problems.append(Problem(("tracking.uri",), text, fix))
     region = cluster.region or DEFAULT_REGION
     known = price(cluster.instance_type or "", region)
     max_run, max_wait = _limits(cluster, known, region, problems, warnings)
@@ -69,6 +72,9 @@ def refuse_unworkable(config: Config) -> None:
     for instance_type in config.cluster.fallback_instance_types:
         moved = with_instance_type(config, instance_type)
         found = disagreements(moved) or choose(moved, make_plan(moved))[1]
+        if moved.hash() != config.hash():
+            text = f"parallel.lr_scaling gives {moved.cluster.processes} replicas another learning rate"
+            found.append(Problem(("parallel.lr_scaling",), text, "parallel.lr_scaling=none"))
         problems += [Problem(p.keys, f"on the fallback {instance_type}: {p.text}", p.fix) for p in found]
     if problems:
         raise ConfigError(problems)
@@ -120,11 +126,8 @@ def _image(
     found = next((image for image in images() if _is_version(image.framework_version, wanted)), None)
     if found is None:
         text = f"cluster.framework_version={wanted} is not in lm/catalog/images.yaml"
-        if cluster.allow_unlisted:
-            warnings.append(f"{text}: what its libraries are was not checked")
-            return dataclasses.replace(images()[-1], framework_version=wanted)
         listed = ", ".join(image.framework_version for image in images())
-        fix = f"one of {listed}; cluster.allow_unlisted=true goes on without the table"
+        fix = f"one of {listed}, or any image by cluster.image_uri=ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
         problems.append(Problem(("cluster.framework_version",), text, fix))
         return None
     if strategy not in found.strategies:
@@ -264,7 +267,8 @@ def _limits(
                 fix = "cluster.max_run_seconds in its place, or cluster.allow_unlisted=true"
                 problems.append(Problem(("cluster.max_cost_usd",), text, fix))
         else:
-            paid = int(cost / (known.usd_per_hour * hosts) * 3600)
+            kept = cluster.warm_pool_seconds or 0  # billed like the run
+            paid = max(0, int(cost / (known.usd_per_hour * hosts) * 3600) - kept)
             sum_of = f"{hosts} x {cluster.instance_type} x {known.usd_per_hour:g} USD an hour"
             if cluster.max_run_seconds is None:
                 max_run = min(max_run, paid)

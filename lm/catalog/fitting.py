@@ -14,7 +14,7 @@ from lm.schema import Config
 
 def with_instance_type(config: Config, instance_type: str) -> Config:
     """The same run on hosts of another type, a process for each of their GPUs."""
-    gpus = gpus_of(instance_type)
+    gpus = gpus_of(instance_type) if instance_type in instances() else config.cluster.gpus_per_host
     count = replicas(
         config.cluster.instance_count, gpus, config.parallel.name, getattr(config.parallel, "partitions", 1)
     )

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import logging
 import os
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Tuple
 
 from lm.catalog.checks import DEFAULT_REGION
 from lm.refusal import ConfigError, Problem
+from lm.run import RunFailed
 from lm.schema import Config
 
 # Placeholders of a dry run, the account that AWS's own documentation uses.
 DRY_ACCOUNT = "111122223333"
 DRY_ROLE = f"arn:aws:iam::{DRY_ACCOUNT}:role/SET-cluster.role"
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """What AWS or the way to it answers as one message: RunFailed. Also a decorator."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise RunFailed(f"AWS: {error}") from error
 
 
 def import_sagemaker() -> Any:
@@ -42,41 +56,39 @@ def open_session(config: Config) -> Any:
 
     Raises ConfigError with everything that is missing: credentials, a region, a role.
     """
-    import boto3
-
     cluster = config.cluster
-    boto_session = boto3.Session(region_name=cluster.region)
-    missing: List[Problem] = []
-    if boto_session.get_credentials() is None:
-        text = "no AWS credentials were found: not in AWS_ACCESS_KEY_ID, ~/.aws or this machine's role"
-        missing.append(Problem(("credentials",), text, "aws configure, or aws sso login"))
-    if boto_session.region_name is None:
-        text = "no AWS region is set"
-        missing.append(Problem(("cluster.region",), text, "cluster.region=us-east-1, or AWS_REGION"))
+    boto_session, missing = _connect(cluster.region, "cluster.region")
     if cluster.role is None:
         text = "cluster.role, the job's execution role (docs/sagemaker.md), has no value"
         fix = "cluster.role=arn:aws:iam::ACCOUNT:role/NAME, or SAGEMAKER_ROLE"
         missing.append(Problem(("cluster.role",), text, fix))
     if missing:
-        fix = "cluster.dry_run=true shows the request without an account"
-        missing[-1] = Problem(missing[-1].keys, missing[-1].text, f"{missing[-1].fix}; {fix}")
-        raise ConfigError(missing)
+        last = missing[-1]
+        fix = f"{last.fix}; cluster.dry_run=true shows the request without an account"
+        raise ConfigError([*missing[:-1], Problem(last.keys, last.text, fix)])
     return _session(boto_session, cluster.bucket)
 
 
 def session_for(region: str | None, bucket: str | None = None) -> Any:
     """A session for looking at jobs, and at a bucket. Raises ConfigError without credentials or a region."""
+    boto_session, missing = _connect(region, "--region")
+    if missing:
+        raise ConfigError(missing)
+    return _session(boto_session, bucket)
+
+
+def _connect(region: str | None, key: str) -> Tuple[Any, List[Problem]]:
+    """A session of boto3's, and what it lacks."""
     import boto3
 
     boto_session = boto3.Session(region_name=region)
     missing = []
     if boto_session.get_credentials() is None:
-        missing.append(Problem(("credentials",), "no AWS credentials were found", "aws configure, or aws sso login"))
+        text = "no AWS credentials were found: not in AWS_ACCESS_KEY_ID, ~/.aws or this machine's role"
+        missing.append(Problem(("credentials",), text, "aws configure, or aws sso login"))
     if boto_session.region_name is None:
-        missing.append(Problem(("region",), "no AWS region is set", "--region us-east-1, or AWS_REGION"))
-    if missing:
-        raise ConfigError(missing)
-    return _session(boto_session, bucket)
+        missing.append(Problem((key,), "no AWS region is set", f"{key}=us-east-1, or AWS_REGION"))
+    return boto_session, missing
 
 
 def dry_session(config: Config) -> Any:

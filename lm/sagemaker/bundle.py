@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import shutil
 import subprocess
@@ -46,12 +47,22 @@ def make_bundle(config: Config, folder: Path) -> List[Path]:
         target = folder / path.relative_to(PACKAGE.parent)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+    (folder / CONFIG).write_text(as_yaml(config))
     (folder / ENTRY).write_text(ENTRY_TEXT)
     wanted = (Path(__file__).parent / REQUIREMENTS).read_text().splitlines(keepends=True)
     tracked = is_reachable(config.tracking.uri)
     (folder / REQUIREMENTS).write_text("".join(line for line in wanted if tracked or "mlflow" not in line))
     return secret
+
+
+def without_secrets(config: Config) -> Config:
+    """The configuration as it is written anywhere: the job's variables, which may be keys, are in the request alone."""
+    return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, environment=[]))
+
+
+def as_yaml(config: Config) -> str:
+    """What a job reads and `lm attach` finds."""
+    return OmegaConf.to_yaml(OmegaConf.create(without_secrets(config).as_dict()))
 
 
 def is_secret(path: Path) -> bool:

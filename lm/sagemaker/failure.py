@@ -40,7 +40,12 @@ CLASSES: List[Tuple[str, str, str]] = [
         r"|[Uu]nable to mount|[Ff]ailed to mount",
         "lm verify tells what a prepared set lacks; docs/sagemaker.md how it reaches a job",
     ),
-    ("service", r"InternalServerError", "the same command again"),
+    ("service", r"InternalServerError", "the same command again; a very large checkpoint can be the reason"),
+    (
+        "account",
+        r"AccessDenied|not authorized|UnrecognizedClient|ExpiredToken|ValidationException|Throttling",
+        "what AWS says; docs/sagemaker.md has the two roles' policies",
+    ),
     ("configuration", r"(?m)^(\[.*?\] )?refused: ", "what the refusal says"),
     (
         "non-finite loss",

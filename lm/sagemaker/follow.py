@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lm.causes import Causes
 from lm.container import is_reachable
-from lm.plan import Plan
-from lm.run import RunFolder
+from lm.plan import make_plan
+from lm.run import RunFailed, RunFolder
 from lm.sagemaker.failure import Failure, classify
 from lm.sagemaker.metrics import read_line
 from lm.schema import Config
@@ -21,6 +21,7 @@ from lm.tracking import Tracker
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_SECONDS = 10.0
+TROUBLES = 5  # looks in a row that fail before a job is not followed any more
 LAST_LINES = 3  # polls of the log after the job's end: CloudWatch is some seconds behind
 ENDED = {"Completed": "finished", "Failed": "failed", "Stopped": "stopped"}
 MPI_PREFIX = re.compile(r"^\[\d+,mpirank:(?P<rank>\d+),(?P<host>[\w-]+)\]<(?:stdout|stderr)>:\s?")
@@ -74,24 +75,28 @@ class Log:
             self.tokens[stream] = page["nextForwardToken"]
 
 
-class Follower:
-    """Shows one job. poll_seconds: between two looks. said: put before every line, to tell jobs of a sweep apart."""
+@dataclass(frozen=True)
+class Watch:
+    """How jobs are watched. said: before every line, to tell jobs of a sweep apart. poll_seconds: between two looks."""
 
-    def __init__(
-        self,
-        session: Any,
-        job_name: str,
-        config: Config,
-        plan: Plan,
-        run: RunFolder,
-        console: Console,
-        said: str = "",
-        poll_seconds: float = POLL_SECONDS,
-    ) -> None:
-        self.client, self.job_name, self.console, self.said = session.sagemaker_client, job_name, console, said
-        self.plan, self.run, self.poll_seconds = plan, run, poll_seconds
-        self.log = Log(session.boto_session.client("logs"), job_name)
+    session: Any
+    console: Console
+    said: str = ""
+    poll_seconds: float = POLL_SECONDS
+
+    def say(self, text: str) -> None:
+        self.console.print(f"{self.said}{text}", markup=False, soft_wrap=True)
+
+
+class Follower:
+    """Shows one job and feeds MLflow from its lines."""
+
+    def __init__(self, watch: Watch, job_name: str, config: Config, run: RunFolder) -> None:
+        self.watch, self.job_name, self.run, self.plan = watch, job_name, run, make_plan(config)
+        self.client = watch.session.sagemaker_client
+        self.log = Log(watch.session.boto_session.client("logs"), job_name)
         self.causes = Causes()
+        self.state = ""
         self.steps_seen = {"loss": 0, "val_loss": 0}
         for line, _ in run.metric_lines():
             self._note(line)
@@ -99,7 +104,7 @@ class Follower:
         self.tracker = None if uri is None or is_reachable(uri) else Tracker(uri, run, config)
 
     def follow(self) -> End:
-        """Returns when the job has ended. Raises botocore's ClientError for a job that is not there."""
+        """Returns when the job has ended. Raises RunFailed where AWS does not answer any more."""
         columns = [
             TextColumn("[bold]{task.fields[state]}"),
             MofNCompleteColumn(),
@@ -107,18 +112,13 @@ class Follower:
             TextColumn("{task.fields[numbers]}"),
             TimeElapsedColumn(),
         ]
-        shown = self.console.is_terminal and not self.said
+        shown = self.watch.console.is_terminal and not self.watch.said
         if self.tracker is not None:
             self.tracker.start()
-        status = "failed"
-        try:
-            with Progress(*columns, console=self.console, disable=not shown) as self.bar:
-                self.task = self.bar.add_task(self.job_name, total=self.plan.steps, state="submitted", numbers="")
-                job = self._until_ended()
-            status = ENDED[job["TrainingJobStatus"]]
-        finally:
-            if self.tracker is not None:
-                self.tracker.close(status)
+        with Progress(*columns, console=self.watch.console, disable=not shown) as self.bar:
+            self.task = self.bar.add_task(self.job_name, total=self.plan.steps, state="submitted", numbers="")
+            job = self._until_ended()
+        status = ENDED[job["TrainingJobStatus"]]
         failure = None
         if status == "failed" or (status == "stopped" and job["SecondaryStatus"] != "Stopped"):
             reason = job.get("FailureReason") or job["SecondaryStatus"]
@@ -131,21 +131,43 @@ class Follower:
             job.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""),
         )
 
+    def close(self, status: Optional[str]) -> None:
+        """Ends the feeding of MLflow, with the run's status there; None for a job that goes on."""
+        if self.tracker is not None:
+            self.tracker.close(status)
+
     def _until_ended(self) -> Dict[str, Any]:
-        state = ""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        troubles = 0
         while True:
-            job = self.client.describe_training_job(TrainingJobName=self.job_name)
-            now = self._state(job)
-            if now != state:
-                self._say(now)
-                self.bar.update(self.task, state=job["SecondaryStatus"])
-                state = now
-            ended = job["TrainingJobStatus"] in ENDED
-            for _ in range(LAST_LINES if ended else 1):
-                self._read_log(job)
-                time.sleep(self.poll_seconds if not ended else min(self.poll_seconds, 2.0))
-            if ended:
+            try:
+                job = self._look()
+                troubles = 0
+            except (BotoCoreError, ClientError) as error:  # a network that comes back, a limit on requests
+                troubles += 1
+                if troubles > TROUBLES:
+                    goes_on = f"the job goes on: lm attach {self.job_name}"
+                    raise RunFailed(f"{self.job_name} cannot be followed: {error}; {goes_on}") from error
+                time.sleep(self.watch.poll_seconds * 2**troubles)
+                continue
+            if job["TrainingJobStatus"] in ENDED:
                 return job
+            time.sleep(self.watch.poll_seconds)
+
+    def _look(self) -> Dict[str, Any]:
+        """The job as it is now; what is new of it is shown."""
+        job = self.client.describe_training_job(TrainingJobName=self.job_name)
+        now = self._state(job)
+        if now != self.state:
+            self.watch.say(now)
+            self.bar.update(self.task, state=job["SecondaryStatus"])
+            self.state = now
+        for _ in range(LAST_LINES if job["TrainingJobStatus"] in ENDED else 1):
+            self._read_log(job)
+            if job["TrainingJobStatus"] in ENDED:
+                time.sleep(min(self.watch.poll_seconds, 2.0))
+        return job
 
     def _state(self, job: Dict[str, Any]) -> str:
         """What SageMaker says that it does, and for how long it bills."""
@@ -163,7 +185,7 @@ class Follower:
             self.causes.hear(rank, words)
             line = read_line(words, self.plan, seconds)
             if line is None or self.bar.disable:
-                self._say(f"[{rank}] {words}" if rank else words)
+                self.watch.say(f"[{rank}] {words}" if rank else words)
             if line is not None and self._note(line):
                 self.run.append_metrics(line)
                 numbers = "  ".join(f"{key} {value:.4g}" for key, value in line.items() if "loss" in key)
@@ -176,9 +198,6 @@ class Follower:
             return False
         self.steps_seen[kind] = line["step"]
         return True
-
-    def _say(self, text: str) -> None:
-        self.console.print(f"{self.said}{text}", markup=False, soft_wrap=True)
 
 
 def end_rows(end: End, job_name: str, usd_per_hour: Optional[float], instances: int) -> List[Tuple[str, str]]:

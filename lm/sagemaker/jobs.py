@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 from typing import Any, Dict, List
@@ -18,8 +19,9 @@ from lm.report import make_console
 from lm.run import OUTPUTS
 from lm.sagemaker import aws
 from lm.sagemaker.bundle import CONFIG
+from lm.sagemaker.finish import follow_to_the_end
 from lm.sagemaker.follow import POLL_SECONDS
-from lm.sagemaker.launch import REQUEST, follow_to_the_end
+from lm.sagemaker.launch import REQUEST
 from lm.sagemaker.places import PREFIX, job_name, local_run
 from lm.sagemaker.request import make_request
 from lm.sagemaker.storage import Storage, split
@@ -28,6 +30,7 @@ from lm.schema import Config
 NEWEST = 50
 
 
+@aws.told()
 def list_jobs(region: str | None) -> Table:
     """The account's newest jobs that this project submitted, with what each was billed."""
     session = aws.session_for(region)
@@ -55,6 +58,7 @@ def list_jobs(region: str | None) -> Table:
     return shown
 
 
+@aws.told()
 def attach(name: str, region: str | None, poll_seconds: float = POLL_SECONDS) -> int:
     """Follows a job to its end, from any machine, and brings its run folder home. Returns the exit status.
 
@@ -69,6 +73,7 @@ def attach(name: str, region: str | None, poll_seconds: float = POLL_SECONDS) ->
     return follow_to_the_end(name, _config_of(session, job), session, poll_seconds)
 
 
+@aws.told()
 def stop(name: str, region: str | None) -> str:
     """Asks a job to stop; returns what happens next, in words. Raises ConfigError where there is no such job."""
     session = aws.session_for(region)
@@ -90,6 +95,15 @@ def diff_request(config: Config) -> str:
         text = f"the experiment {config.run.experiment} has submitted no job from here"
         raise ConfigError([Problem(("run.experiment",), text, "run.experiment=NAME of one that has")])
     last = json.loads(sent[-1].read_text())
+    bucket, _ = split(last["CheckpointConfig"]["S3Uri"])  # an account's own bucket is not known without it
+    region = json.loads(last["HyperParameters"]["sagemaker_region"])
+    cluster = dataclasses.replace(
+        config.cluster,
+        bucket=config.cluster.bucket or bucket,
+        region=config.cluster.region or region,
+        role=config.cluster.role or last["RoleArn"],
+    )
+    config = dataclasses.replace(config, cluster=cluster)
     choice, problems = choose(config, make_plan(config))
     if problems:
         raise ConfigError(problems)

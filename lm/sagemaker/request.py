@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
+from lm.catalog import Instance
 from lm.catalog.checks import Choice
 from lm.data.shards import output_folder
 from lm.refusal import ConfigError, Problem
@@ -25,6 +26,8 @@ ENTRYPOINT = [
     'train & child=$!; trap "touch ${SAGEMAKER_BASE_DIR:-/opt/ml}/stop" TERM; '
     "while kill -0 $child 2>/dev/null; do wait $child; done; wait $child; exit $?",
 ]
+# For hosts with Elastic Fabric Adapters (SageMaker's guide, model-parallel-customize-tips-pitfalls).
+EFA_OPTIONS = "-x FI_EFA_USE_DEVICE_RDMA=1 -x FI_PROVIDER=efa -x RDMAV_FORK_SAFE=1"
 # docs.aws.amazon.com/sagemaker/latest/APIReference/API_CreateTrainingJob.html
 HYPERPARAMETERS, KEY_CHARACTERS, VALUE_CHARACTERS = 100, 256, 2500
 VARIABLES, VARIABLE_CHARACTERS = 100, 512
@@ -78,7 +81,7 @@ def _estimator(config: Config, choice: Choice, bundle: Path, session: Any) -> An
         framework_version=version,
         py_version=choice.image.python if choice.image else "py3",
         image_uri=cluster.image_uri,
-        distribution=distribution(config),
+        distribution=distribution(config, choice.instance),
         metric_definitions=DEFINITIONS,
         environment=dict(entry.split("=", 1) for entry in cluster.environment) or None,
         code_location=places.code,
@@ -98,13 +101,11 @@ def _estimator(config: Config, choice: Choice, bundle: Path, session: Any) -> An
     )
 
 
-def distribution(config: Config) -> Any:
+def distribution(config: Config, instance: Optional[Instance]) -> Any:
     """What the estimator is told of processes and libraries."""
     cluster, parallel = config.cluster, config.parallel
-    mpi = {
-        "enabled": True,
-        "processes_per_host": max(1, cluster.gpus_per_host),
-    }
+    options = EFA_OPTIONS if instance is not None and instance.efa else ""
+    mpi = {"enabled": True, "processes_per_host": max(1, cluster.gpus_per_host), "custom_mpi_options": options}
     if parallel.name == "horovod":
         return {"mpi": mpi}
     if parallel.name == "sdp":

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from lm.data.shards import MANIFEST
-from lm.run import RunFailed
+from lm.run import STATE, RunFailed, RunFolder
 
 CHECKPOINT = re.compile(r"checkpoints/step-(\d{8,})/(.+)")
-STATE = "checkpoint.json"  # of a checkpoint, written last
+LAST = {MANIFEST, STATE}  # without which a prepared set or a checkpoint is none
+SMALL = ("metrics.jsonl", "summary.json", "plan.json", "log.txt", "sample.txt")  # fetched whatever their size here
 OF_THIS_MACHINE = ("config.yaml", "mlflow.json")  # which have the folders and the MLflow run of where they were written
 # What SageMaker leaves beside a file while it uploads it, and what a save in progress is named.
 IN_TRANSIT = re.compile(r"(^|/)\.|\.sagemaker-upload(ing|ed)$|\.partial$")
@@ -53,37 +54,44 @@ class Storage:
             return None
 
     def upload(self, folder: Path, uri: str, what: str) -> int:
-        """Uploads the files that are not there in the same size, the manifest last; returns the bytes sent."""
+        """Uploads a folder, its manifest or checkpoint.json last; returns the bytes sent.
+
+        Where that last file is there, only files whose sizes differ: without it nothing there is to be trusted.
+        """
         there = self.sizes(uri)
+        if not LAST.intersection(there):
+            there = {}
         files = [path for path in folder.rglob("*") if path.is_file() and not IN_TRANSIT.search(path.name)]
         sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
         wanted = [name for name, size in sizes.items() if there.get(name) != size]
-        wanted.sort(key=lambda name: (Path(name).name in (MANIFEST, STATE), name))  # a set without them is none
+        wanted.sort(key=lambda name: (name in LAST, name))
         bucket, key = split(uri)
         with self._bar(f"upload {what}", sum(sizes[name] for name in wanted)) as advance:
             for name in wanted:
                 self.client.upload_file(str(folder / name), bucket, f"{key}/{name}", Callback=advance)
         return sum(sizes[name] for name in wanted)
 
-    def download_run(self, uri: str, folder: Path) -> None:
+    def download_run(self, uri: str, run: RunFolder) -> None:
         """Brings a run folder home: its files, and of its checkpoints the newest whole one and the best.
 
-        Files are written aside and renamed, and those that are here already in the same size stay.
+        Files are written aside and renamed. A checkpoint that is here already, by its checksums' list, stays.
         """
         there = {name: size for name, size in self.sizes(uri).items() if not IN_TRANSIT.search(name)}
-        steps = self._wanted_steps(uri, there)
+        steps = self._missing_steps(run, self._whole(uri, there))
 
         def is_wanted(name: str) -> bool:
-            match, here = CHECKPOINT.fullmatch(name), folder / name
-            if match is None:
-                return not name.startswith("checkpoints/") and not (name in OF_THIS_MACHINE and here.exists())
-            return int(match[1]) in steps and not (here.exists() and here.stat().st_size == there[name])
+            match = CHECKPOINT.fullmatch(name)
+            if match is not None:
+                return int(match[1]) in steps
+            here = run.path / name
+            known = here.exists() and (name in OF_THIS_MACHINE or here.stat().st_size == there[name])
+            return not name.startswith("checkpoints/") and (name in SMALL or not known)
 
         wanted = sorted((name for name in there if is_wanted(name)), key=lambda name: (Path(name).name == STATE, name))
         bucket, key = split(uri)
         with self._bar("download the run", sum(there[name] for name in wanted)) as advance:
             for name in wanted:
-                target = folder / name
+                target = run.path / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 aside = target.with_name(f"{target.name}.partial")
                 self.client.download_file(bucket, f"{key}/{name}", str(aside), Callback=advance)
@@ -91,21 +99,34 @@ class Storage:
 
     def newest_step(self, uri: str) -> Optional[int]:
         """The step of the newest checkpoint in S3 that has all of its files, or None."""
-        return max(self._whole_steps(self.sizes(uri)), default=None)
+        return max(self._whole(uri, self.sizes(uri)), default=None)
 
-    def _whole_steps(self, there: Dict[str, int]) -> List[int]:
-        return [int(match[1]) for match in map(CHECKPOINT.fullmatch, there) if match and match[2] == STATE]
+    def _whole(self, uri: str, there: Dict[str, int]) -> Dict[int, Dict[str, Any]]:
+        """What checkpoint.json says of each checkpoint whose files are all there in their sizes, by step.
 
-    def _wanted_steps(self, uri: str, there: Dict[str, int]) -> List[int]:
-        whole = sorted(self._whole_steps(there), reverse=True)
-        losses = {}
-        for step in whole:
-            content = self.read_json(f"{uri}/checkpoints/step-{step:08d}/{STATE}") or {}
-            loss = content.get("progress", {}).get("val_loss")
-            if loss is not None:
-                losses[step] = loss
-        best = [min(losses, key=losses.__getitem__)] if losses else []
-        return [*whole[:1], *best]
+        SageMaker uploads a checkpoint's files in any order, so checkpoint.json alone says nothing.
+        """
+        found = {}
+        for name in there:
+            match = CHECKPOINT.fullmatch(name)
+            if match is None or match[2] != STATE:
+                continue
+            folder = name[: -len(STATE)]
+            content = self.read_json(f"{uri}/{name}") or {}
+            files = content.get("files", {})
+            if files and all(there.get(f"{folder}{file}") == said["bytes"] for file, said in files.items()):
+                found[int(match[1])] = content
+        return found
+
+    @staticmethod
+    def _missing_steps(run: RunFolder, whole: Dict[int, Dict[str, Any]]) -> List[int]:
+        """The newest checkpoint and the best by validation loss, where the same are not here."""
+        losses = {step: content["progress"]["val_loss"] for step, content in whole.items()}
+        measured = {step: loss for step, loss in losses.items() if loss is not None}
+        wanted = {max(whole)} if whole else set()
+        wanted |= {min(measured, key=measured.__getitem__)} if measured else set()
+        here = {step: json.loads((folder / STATE).read_text()) for step, folder in run.whole_checkpoints()}
+        return [step for step in wanted if here.get(step) != whole[step]]
 
     @contextlib.contextmanager
     def _bar(self, what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
@@ -117,21 +138,21 @@ class Storage:
             self.console.print(f"{what}: {total_bytes:,} bytes")
 
 
-def verify_newest(folder: Path, step: Optional[int]) -> str:
+def verify_newest(run: RunFolder, step: Optional[int]) -> str:
     """Holds the newest downloaded checkpoint to its checksums; returns what was found, in words.
 
-    step: of the checkpoint that the run's summary names; None where it saved none. Raises RunFailed.
+    step: of the checkpoint that the run's summary names, which may be an earlier job's; None where it saved none.
+    Raises RunFailed.
     """
-    whole = sorted(folder.glob(f"checkpoints/step-*/{STATE}"), reverse=True)
+    whole = run.whole_checkpoints()
     if not whole:
         if step is not None:
             raise RunFailed(f"the job saved a checkpoint at step {step}, and S3 has none")
         return "none was saved"
-    newest = whole[0].parent
-    found = int(newest.name.partition("-")[2])
-    if step is not None and found != step:
+    found, newest = whole[0]
+    if step is not None and found < step:
         raise RunFailed(f"the job's last checkpoint is of step {step}, and the newest whole one in S3 of step {found}")
-    for file, expected in json.loads(whole[0].read_text())["files"].items():
+    for file, expected in json.loads((newest / STATE).read_text())["files"].items():
         checksum = hashlib.sha256()
         with open(newest / file, "rb") as opened:
             while block := opened.read(2**24):

@@ -58,7 +58,7 @@ class Job:
             parameters.update(sagemaker_mpi_enabled=True, sagemaker_mpi_num_of_processes_per_host=processes)
             parameters["sagemaker_mpi_custom_mpi_options"] = "--oversubscribe"
         if config.parallel.name == "smp":
-            parameters["mp_parameters"] = distribution(config)["smdistributed"]["modelparallel"]["parameters"]
+            parameters["mp_parameters"] = distribution(config, None)["smdistributed"]["modelparallel"]["parameters"]
         self._configure("hyperparameters", {key: json.dumps(value) for key, value in parameters.items()})
         self._configure("inputdataconfig", {"data": {"TrainingInputMode": "File"}})
         self._configure(
@@ -125,8 +125,10 @@ CLOSE = 1e-4  # two versions of TensorFlow round differently, over these steps b
 
 
 def test_one_process_trains_and_leaves_everything(tmp_path: Path, overrides: list[str], prepared: Path) -> None:
-    """P01 besides: again in the same tree, with the Debugger's configuration there, nothing stumbles over it."""
+    """P01 besides: with Debugger's hook configured, and again in the same tree without, nothing stumbles over it."""
     job = Job(tmp_path / "ml", [*overrides, *ONE], prepared)
+    hook = {"LocalPath": str(job.base / "tensors"), "HookParameters": {}, "CollectionConfigurations": []}
+    (job.base / "input/config/debughookconfig.json").write_text(json.dumps(hook))
     status, shown = job.run()
     assert status == 0, shown
     assert (job.base / "output/success").exists()
@@ -141,8 +143,7 @@ def test_one_process_trains_and_leaves_everything(tmp_path: Path, overrides: lis
     assert list((job.base / "checkpoints/profiler-output/system/incremental").rglob("*.algo-1.json"))
     assert (job.base / "checkpoints/checkpoints/step-00000020/checkpoint.json").exists()
     assert job.losses() == pytest.approx(here(overrides, prepared, "single"), abs=CLOSE)
-    hook = {"LocalPath": str(job.base / "tensors"), "HookParameters": {}, "CollectionConfigurations": []}
-    (job.base / "input/config/debughookconfig.json").write_text(json.dumps(hook))
+    (job.base / "input/config/debughookconfig.json").unlink()
     before = job.losses()
     status, shown = job.run()  # it is done, so it leaves the model again and ends
     assert status == 0, shown
