@@ -45,6 +45,7 @@ def main() -> int:
 
 def work() -> int:
     """As `main`. Raises ConfigError, DatasetError and RunFailed."""
+    os.environ["TTY_COMPATIBLE"] = "0"  # mpirun gives rank 0 a terminal: a bar there would take the place of the lines
     base = Path(os.environ["SM_MODEL_DIR"]).parent
     threading.Thread(target=_await_stop, args=[base / "stop"], daemon=True).start()
     try:

@@ -69,6 +69,7 @@ def run_job(
     watch = Watch(session, console, said, poll_seconds)
     storage = Storage(session, console)
     places = Places(session.default_bucket(), run_name(config))
+    failure: Optional[Failure] = None
     run.lock()
     try:
         if _is_done(config, plan, run, places, storage, console):
@@ -78,12 +79,11 @@ def run_job(
             watch.say(f"{running} is at work on this run already: {doing}")
             if config.cluster.detach:
                 return 0
-            status, _ = to_the_end(running, config, run, watch)
-            if doing == "InProgress" or status == 130:  # the run goes on from one that was stopping
-                return status
+            status, failure = to_the_end(running, config, run, watch)
+            if status == 130 or (doing == "InProgress" and failure is None):
+                return status  # from one that was stopping, or got no machines, the run goes on
         _send_data(config, storage, places, console)
         _send_checkpoint(run, places, storage)
-        failure: Optional[Failure] = None
         for tried, picked in _attempts(config, choice, watch, retry_seconds):
             name = job_name(tried)
             failure = _create(tried, picked, name, watch)

@@ -21,10 +21,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conftest import *  # noqa: F403 - its fixtures are wanted by name
-from conftest import SMALL, run_here, train_lines
+from conftest import SMALL, _workspace, run_here, train_lines  # noqa: F401 - a fixture that every test has
 
 from lm.compose import compose
+from lm.plan import make_plan
 from lm.sagemaker.bundle import make_bundle
+from lm.sagemaker.follow import MPI_PREFIX
+from lm.sagemaker.metrics import read_line
 from lm.sagemaker.request import ENTRYPOINT, distribution
 
 HERE = Path(__file__).resolve().parent
@@ -155,6 +158,11 @@ def test_two_ranks_over_mpi_are_one_run(tmp_path: Path, overrides: list[str], pr
     status, shown = job.run()
     assert status == 0, shown
     assert "mpirun" in shown
+    prefixed = [match for match in map(MPI_PREFIX.match, shown.splitlines()) if match]
+    assert {match["rank"] for match in prefixed} == {"0"}  # the other one has nothing to say
+    plan = make_plan(compose([*overrides, *TWO]))
+    read = [read_line(match.string[match.end() :], plan, 0.0) for match in prefixed]
+    assert [line["step"] for line in read if line and "loss" in line] == list(range(1, 21))
     assert job.summary()["world"] == 2
     assert job.losses() == pytest.approx(here(overrides, prepared, "two"), abs=CLOSE)
 
