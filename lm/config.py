@@ -83,11 +83,13 @@ def _section(name: str, values: DictConfig, problems: List[Problem]) -> Any:
         try:
             typed[key] = value
         except OmegaConfBaseException:
-            wanted = str(fields[key].type).replace("Optional[", "").rstrip("]")
+            kind = str(fields[key].type)
+            wanted = kind[len("Optional[") : -1] if kind.startswith("Optional[") else kind
             article = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+            article["List[str]"] = "a list"
             shown = "null" if value is None else repr(value)
             whole = wanted == "int" and isinstance(value, float) and value.is_integer()
-            fix = f"{full}={int(value)}" if whole else ""
+            fix = f"{full}={int(value)}" if whole else f"{full}=[{value}]" if wanted == "List[str]" else ""
             problems.append(
                 Problem((full,), f"{full}={shown} is not {article.get(wanted, wanted)} (type {wanted})", fix)
             )

@@ -173,6 +173,7 @@ def test_the_articles_job_is_accepted() -> None:
         ),
         (["cluster=p3x1", "cluster.subnets=[subnet-0a]"], "a VPC needs both", "both, or neither"),
         (["cluster=sagemaker"], "cluster.instance_type has no value", "cluster=p3x1"),
+        (["cluster=g5x1", "cluster.subnets=subnet-1"], "is not a list", "cluster.subnets=[subnet-1]"),
         (["parallel=single", "cluster=p3x10"], "pays for 10 hosts", "parallel=horovod"),
         (["parallel=horovod", "cluster=p3x1", "cluster.processes=4"], "1 x 8 GPUs are 8 replicas", "leave"),
         (["cluster.spot=true"], "cluster.spot is not a setting", "cluster=sagemaker has it"),
