@@ -105,6 +105,18 @@ def test_a_sweep_makes_a_request_a_point() -> None:
     assert len(list(Path("outputs/default").glob("*/sagemaker/dry-request.json"))) == 2
 
 
+def test_the_launcher_wants_a_cluster_of_its_own() -> None:
+    done = train_py("-m", "hydra/launcher=sagemaker", "run.seed=1,2")
+    assert done.returncode == 1
+    assert "hydra/launcher=sagemaker with cluster=local, which names no machines" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_detach_is_an_option_of_the_command() -> None:
+    done = train_py("cluster=g5x1", "parallel=horovod", "cluster.dry_run=true", "--detach")
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_limit_of_the_api_is_passed() -> None:
     """S01: the configuration is a file, so however long it is the request is not; what is a user's own is checked."""
     long = request(*JOBS["smp"], f"dataset.source='{'x' * 5000}'", "dataset=pile")

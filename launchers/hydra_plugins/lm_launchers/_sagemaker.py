@@ -15,7 +15,9 @@ from omegaconf import DictConfig
 from lm import job
 from lm.catalog.checks import refuse_unworkable
 from lm.config import load
+from lm.refusal import ConfigError, Problem
 from lm.sagemaker.launch import run_job
+from lm.schema import SageMaker
 
 
 class Point(NamedTuple):
@@ -70,5 +72,9 @@ def _several(run: Callable[[Point], int], points: List[Point], at_once: int) -> 
 
 def _check(composed: DictConfig) -> int:
     """0 for a job that can be sent. Raises ConfigError for any other."""
-    refuse_unworkable(load(composed))
+    config = load(composed)
+    if not isinstance(config.cluster, SageMaker):
+        text = f"hydra/launcher=sagemaker with cluster={config.cluster.name}, which names no machines"
+        raise ConfigError([Problem(("cluster",), text, "cluster=p3x1, or another of SageMaker's, which has this launcher")])
+    refuse_unworkable(config)
     return 0
