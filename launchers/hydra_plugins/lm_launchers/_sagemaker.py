@@ -44,7 +44,8 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
         said = "" if single else f"job {point.number}: "
         return point.status or job.status_of(lambda: run_job(load(point.composed), said))
 
-    statuses = [run(points[0])] if single else _several(run, points, int(launcher.config.cluster.max_parallel_jobs))
+    at_once = min((point.composed.cluster.max_parallel_jobs for point in points if not point.status), default=1)
+    statuses = [run(points[0])] if single else _several(run, points, at_once)
     if single and statuses[0]:
         sys.exit(statuses[0])
     returns, unfinished = [], []
@@ -75,6 +76,6 @@ def _check(composed: DictConfig) -> int:
     config = load(composed)
     if not isinstance(config.cluster, SageMaker):
         text = f"hydra/launcher=sagemaker with cluster={config.cluster.name}, which names no machines"
-        raise ConfigError([Problem(("cluster",), text, "cluster=p3x1, or another of SageMaker's, which has this launcher")])
+        raise ConfigError([Problem(("cluster",), text, "cluster=p3x1, or another of SageMaker's")])
     refuse_unworkable(config)
     return 0
