@@ -95,15 +95,30 @@ def _port(text: str) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from lm.catalog.checks import choose
     from lm.compose import compose
+    from lm.estimate import estimate
     from lm.plan import make_plan
 
     config = compose(options.overrides)
     plan = make_plan(config)
+    values, rows = plan.as_dict(), plan.rows()
+    assumptions: List[Any] = []
+    if isinstance(config.cluster, SageMaker):
+        choice, _ = choose(config, plan)
+        rows += choice.rows(config.cluster)
+        found = estimate(config, plan, choice)
+        if found is not None:
+            values["estimate"] = found.as_dict()
+            rows += found.rows()
+            assumptions = [(one.name, f"{one.value}  ({one.source})") for one in found.assumptions]
     if options.json:
-        print(json.dumps(plan.as_dict(), indent=1))
-    else:
-        make_console().print(table(f"{config.run.experiment} / {config.run.name}-{config.hash()}", plan.rows()))
+        print(json.dumps(values, indent=1))
+        return 0
+    console = make_console()
+    console.print(table(f"{config.run.experiment} / {config.run.name}-{config.hash()}", rows))
+    if assumptions:
+        console.print(table("\nassumed", assumptions))
     return 0
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm.catalog import TABLES, images, instances, libraries, price, replicas
-from lm.catalog.checks import Choice, choose
+from lm.catalog.checks import choose
+from lm.catalog.choice import Choice
 from lm.compose import CONF, compose
 from lm.plan import make_plan
 from lm.refusal import ConfigError

@@ -62,6 +62,38 @@ class Library:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """What a GPU can do, by precision, and what of it training gets."""
+
+    peak_tflops: Dict[str, float]
+    share_of_peak: Dict[str, float]  # of a very wide model
+    watts: int
+    source: str
+    verified_on: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """What hosts of an instance type do beside computing."""
+
+    allreduce_gbytes: Dict[str, float]  # GB/s by nccl-tests' definition: one_host, several_hosts
+    watts: int  # without the GPUs
+    source: str
+    verified_on: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The electricity of a region."""
+
+    grams_a_kwh: float  # of CO2e
+    pue: float
+    zone: str
+    source: str
+    verified_on: str
+
+
+@dataclass(frozen=True)
 class Price:
     """US dollars an instance and hour, on demand, of a training job."""
 
@@ -93,6 +125,24 @@ def libraries() -> Dict[str, Library]:
     return {
         name: Library(**{**row, "instances": tuple(row["instances"])}) for name, row in _table("libraries").items()
     }
+
+
+@functools.lru_cache
+def gpus() -> Dict[str, Gpu]:
+    """Every GPU of the instance types."""
+    return {name: Gpu(**row) for name, row in _table("gpus").items()}
+
+
+@functools.lru_cache
+def hosts() -> Dict[str, Host]:
+    """The instance types whose hosts are known beyond their GPUs."""
+    return {name: Host(**row) for name, row in _table("hosts").items()}
+
+
+@functools.lru_cache
+def grids() -> Dict[str, Grid]:
+    """The regions whose grid is known."""
+    return {name: Grid(**row) for name, row in _table("grid").items()}
 
 
 @functools.lru_cache

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
 from lm.catalog import Image, Instance, Price, images, instances, libraries, price, replicas
+from lm.catalog.choice import Choice
 from lm.catalog.fitting import memory_problems, with_instance_type
 from lm.disagreements import disagreements
 from lm.plan import Plan, make_plan
@@ -18,27 +18,6 @@ LEAST_RUN_SECONDS = 600  # less than that is spent before the first step
 WARM_POOL_SECONDS = 3600  # at most (docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html)
 DEFAULT_REGION = "us-east-1"  # for a dry run and for prices where no region is known
 LAST_HOROVOD = "2.12"  # of TensorFlow, in AWS's images
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a job is submitted with. image: None where cluster.image_uri is the user's own."""
-
-    instance: Optional[Instance]
-    image: Optional[Image]
-    price: Optional[Price]
-    region: str
-    max_run_seconds: int
-    max_wait_seconds: int  # of spot, waiting and running together
-    warnings: Tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.image.name if self.image else "an image of your own"
-
-    def cost_usd(self, cluster: SageMaker, seconds: float) -> Optional[float]:
-        """What so long a run costs on demand, or None where no price is known."""
-        return None if self.price is None else self.price.usd_per_hour * cluster.instance_count * seconds / 3600
 
 
 def choose(config: Config, plan: Plan) -> Tuple[Choice, List[Problem]]:

@@ -7,16 +7,18 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 from rich.console import Console
 
 from lm import job
-from lm.catalog.checks import Choice, choose
+from lm.catalog.checks import choose
+from lm.catalog.choice import Choice
 from lm.catalog.fitting import with_instance_type
 from lm.data.fit import check_fits
 from lm.data.prepare import prepare
 from lm.data.shards import MANIFEST
+from lm.estimate import estimate_rows
 from lm.plan import Plan, make_plan
 from lm.refusal import ConfigError, Problem
 from lm.report import closing_rows, make_console, table
@@ -56,7 +58,8 @@ def run_job(
     if config.cluster.debugger and choice.image is not None and choice.image.debugger:  # whose agent measures the hosts
         config = dataclasses.replace(config, profiling=Profiling("none"))
     run = run_folder(config)
-    console.print(table(f"{said}{run_name(config)}", [*plan.rows(), *job_rows(config, choice)]))
+    rows = [*plan.rows(), *choice.rows(config.cluster), *estimate_rows(config, plan, choice)]
+    console.print(table(f"{said}{run_name(config)}", rows))
     for warning in choice.warnings:
         console.print(f"warning: {warning}", markup=False)
     request = make_request(config, choice, job_name(config))  # of a real job too: limits are checked before an upload
@@ -98,24 +101,6 @@ def run_job(
         raise RunFailed(str(failure))
     finally:
         run.unlock()
-
-
-def job_rows(config: Config, choice: Choice) -> List[Tuple[str, str]]:
-    """What the job is, in the words of the plan's table."""
-    cluster = config.cluster
-    gpu = choice.instance.gpu if choice.instance else "GPU"
-    what = f"{cluster.gpus_per_host} {gpu} each" if cluster.gpus_per_host else "no GPU"
-    rows = [("machines", f"{cluster.instance_count} x {cluster.instance_type}, {what}, in {choice.region}")]
-    rows.append(("image", choice.name if choice.image else str(cluster.image_uri)))
-    hourly, most = choice.cost_usd(cluster, 3600), choice.cost_usd(cluster, choice.max_run_seconds)
-    limit = f"{choice.max_run_seconds:,} s at the most"
-    if hourly is None or most is None or choice.price is None:
-        rows.append(("price", f"not known for {cluster.instance_type} in {choice.region}; {limit}"))
-    else:
-        kind = "on demand, an upper bound of spot" if cluster.spot else "on demand"
-        when = f"as of {choice.price.as_of}"
-        rows.append(("price", f"{hourly:,.2f} USD an hour {kind} ({when}); {limit}: {most:,.2f} USD"))
-    return rows
 
 
 def _job_at_work(config: Config, session: Any) -> Tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from lm.catalog import Instance
-from lm.catalog.checks import Choice
+from lm.catalog.choice import Choice
 from lm.data.shards import output_folder
 from lm.refusal import ConfigError, Problem
 from lm.sagemaker.aws import DRY_ROLE, dry_session, import_sagemaker
