@@ -23,7 +23,7 @@ import tensorflow as tf
 from lm.data.mixture import mixture_identity
 from lm.data.shards import Manifest
 from lm.refusal import ConfigError, Problem
-from lm.run import STATE, RunFailed, sync_folder, write_whole
+from lm.run import STATE, RunFailed, sync_folder, whole_checkpoints, write_whole
 from lm.schema import Config
 from lm.tensors import NotFinite, digest, names_in, read, write
 
@@ -163,7 +163,7 @@ class Checkpoints:
 
     def steps(self) -> List[int]:
         """The steps of the complete-looking checkpoints, newest first; their checksums are not read."""
-        return [int(NAME.fullmatch(path.name).group(1)) for path in self._newest_first() if (path / STATE).exists()]  # type: ignore[union-attr]
+        return [step for step, _ in whole_checkpoints(self.folder)]
 
     def _newest_first(self) -> List[Path]:
         found = [path for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]

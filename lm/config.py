@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from pathlib import Path
 from typing import Any, Dict, List
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -56,6 +57,18 @@ def load(composed: DictConfig) -> Config:
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def load_file(path: Path) -> Config:
+    """A resolved configuration that was written to a file, as `to_yaml` has it. Raises ConfigError as `load` does."""
+    composed = OmegaConf.load(path)
+    assert isinstance(composed, DictConfig)
+    return load(composed)
+
+
+def to_yaml(config: Config) -> str:
+    """A configuration as a file has it."""
+    return OmegaConf.to_yaml(OmegaConf.create(config.as_dict()))
 
 
 def _section(name: str, values: DictConfig, problems: List[Problem]) -> Any:

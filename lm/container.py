@@ -19,10 +19,8 @@ import traceback
 from pathlib import Path
 from typing import Mapping, Optional
 
-from omegaconf import DictConfig, OmegaConf
-
 from lm.causes import CONSEQUENCES
-from lm.config import load
+from lm.config import load_file
 from lm.data.fit import check_fits
 from lm.data.shards import TOKENIZER, DatasetError
 from lm.job import data_of, is_done, status_of, train_here
@@ -56,10 +54,8 @@ def work() -> int:
 
 
 def _train() -> int:
-    file = Path(json.loads(os.environ["SM_HPS"])["config"])
-    composed = OmegaConf.load(Path(__file__).resolve().parents[1] / file)
-    assert isinstance(composed, DictConfig)
-    config = settle(load(composed), os.environ)
+    file = Path(__file__).resolve().parents[1] / json.loads(os.environ["SM_HPS"])["config"]
+    config = settle(load_file(file), os.environ)
     plan, run = make_plan(config), run_folder(config)
     data, manifest = data_of(config)
     check_fits(config, data, manifest)

@@ -10,8 +10,7 @@ import re
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, Optional, Tuple
 
-from omegaconf import OmegaConf
-
+from lm.config import to_yaml
 from lm.schema import Config
 
 OUTPUTS = Path("outputs")
@@ -65,13 +64,11 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Writes the resolved configuration: what a worker reads, and what a reader repeats the run with."""
-        write_whole(self.config, OmegaConf.to_yaml(OmegaConf.create(config.as_dict())))
+        write_whole(self.config, to_yaml(config))
 
     def whole_checkpoints(self) -> List[Tuple[int, Path]]:
         """Step and folder of each checkpoint that was written to its end, newest first; checksums are not read."""
-        folders = [path.parent for path in self.checkpoints.glob(f"*/{STATE}")]
-        named = ((re.fullmatch(r"step-(\d{8,})", folder.name), folder) for folder in folders)
-        return sorted(((int(match[1]), folder) for match, folder in named if match), reverse=True)
+        return whole_checkpoints(self.checkpoints)
 
     def read_summary(self) -> Dict[str, Any]:
         """summary.json, or nothing where the run has not ended yet."""
@@ -106,12 +103,23 @@ class RunFolder:
         write_whole(self.summary, json.dumps(_finite(values), indent=1) + "\n")
 
 
+def whole_checkpoints(folder: Path) -> List[Tuple[int, Path]]:
+    """As RunFolder's, of a folder of checkpoints."""
+    named = ((re.fullmatch(r"step-(\d{8,})", path.parent.name), path.parent) for path in folder.glob(f"*/{STATE}"))
+    return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
+
+
 def run_folder(config: Config) -> RunFolder:
     """The folder of a configuration: run.directory, or the one that its hash names."""
     run = config.run
     if run.directory is not None:
         return RunFolder(Path(run.directory))
-    return RunFolder(OUTPUTS / run.experiment / f"{run.name}-{config.hash()}")
+    return RunFolder(OUTPUTS / run_name(config))
+
+
+def run_name(config: Config) -> str:
+    """EXPERIMENT/NAME-HASH: the same settings have the same name wherever they run."""
+    return f"{config.run.experiment}/{config.run.name}-{config.hash()}"
 
 
 def _finite(values: Dict[str, Any]) -> Dict[str, Any]:

@@ -16,9 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from omegaconf import DictConfig, OmegaConf
-
-from lm.config import load
+from lm.config import load_file
 from lm.run import OUTPUTS, RunFailed, RunFolder, write_whole
 from lm.schema import Config
 
@@ -240,9 +238,7 @@ def replay(folder: Path) -> str:
 
     Raises RunFailed where the server does not take them, and ConfigError for a configuration that does not load.
     """
-    composed = OmegaConf.load(folder / "config.yaml")
-    assert isinstance(composed, DictConfig)
-    config, run = load(composed), RunFolder(folder)
+    config, run = load_file(folder / "config.yaml"), RunFolder(folder)
     stored = json.loads(run.tracking.read_text())["uri"] if run.tracking.exists() else config.tracking.uri
     if stored is None:
         raise RunFailed(f"{folder} was run with tracking.uri=null: there is no server to send it to")

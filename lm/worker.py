@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
-from lm.config import load
+from lm.config import load_file
 from lm.job import status_of, train_here
 from lm.plan import make_plan
 
@@ -15,9 +14,7 @@ def main(path: str) -> int:
     """Trains with the configuration in a file. Returns the exit status."""
 
     def work() -> int:
-        composed = OmegaConf.load(path)
-        assert isinstance(composed, DictConfig)
-        config = load(composed)
+        config = load_file(Path(path))
         return train_here(config, make_plan(config))
 
     return status_of(work)

@@ -60,6 +60,10 @@ class Library:
     source: str
     verified_on: str
 
+    def runs_on(self, instance: Instance) -> bool:
+        listed = not self.instances or instance.name in self.instances
+        return listed and self.gpus_a_host in (0, instance.gpus)
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -101,6 +105,10 @@ class Price:
     as_of: str
     source: str
     verified_on: str
+
+    def cost_usd(self, instances: int, seconds: float) -> float:
+        """What so many instances cost for so long."""
+        return self.usd_per_hour * instances * seconds / 3600
 
 
 def _table(name: str) -> Any:

@@ -157,10 +157,7 @@ def _nearest(strategy: str, instance: Optional[Instance]) -> str:
     able = [
         one
         for one in instances().values()
-        if one.gpus
-        and one.cuda_at_least <= cuda
-        and (not library.instances or one.name in library.instances)
-        and (not library.gpus_a_host or one.gpus == library.gpus_a_host)
+        if one.gpus and one.cuda_at_least <= cuda and library.runs_on(one)
     ]
     wanted = instance.gpus * instance.gpu_gib if instance else 0
     best = min(able, key=lambda one: abs(math.log((one.gpus * one.gpu_gib or 1) / (wanted or 1))))
@@ -252,12 +249,12 @@ def _limits(
             if cluster.max_run_seconds is None:
                 max_run = min(max_run, paid)
             if max_run > paid:
-                total = known.usd_per_hour * hosts * max_run / 3600
+                total = known.cost_usd(hosts, max_run)
                 text = f"{sum_of} for cluster.max_run_seconds={max_run} cost {total:,.2f} USD, above {cost:g}"
                 fix = f"cluster.max_run_seconds={paid}, or cluster.max_cost_usd={math.ceil(total)}"
                 problems.append(Problem(("cluster.max_cost_usd", "cluster.max_run_seconds"), text, fix))
             elif max_run < LEAST_RUN_SECONDS and cluster.max_run_seconds is None:
-                least = math.ceil(known.usd_per_hour * hosts * LEAST_RUN_SECONDS / 3600)
+                least = math.ceil(known.cost_usd(hosts, LEAST_RUN_SECONDS))
                 text = f"cluster.max_cost_usd={cost:g} pays for {paid} s of {sum_of}: no run comes to its first step"
                 problems.append(Problem(("cluster.max_cost_usd",), text, f"cluster.max_cost_usd={least} or more"))
     max_wait = cluster.max_wait_seconds or 2 * max_run

@@ -23,7 +23,11 @@ class Choice:
 
     def cost_usd(self, cluster: SageMaker, seconds: float) -> Optional[float]:
         """What so long a run costs on demand, or None where no price is known."""
-        return None if self.price is None else self.price.usd_per_hour * cluster.instance_count * seconds / 3600
+        return None if self.price is None else self.price.cost_usd(cluster.instance_count, seconds)
+
+    def has_debugger(self, cluster: SageMaker) -> bool:
+        """Whether Debugger's agent measures the hosts of the job."""
+        return cluster.debugger and self.image is not None and self.image.debugger
 
     def rows(self, cluster: SageMaker) -> List[Tuple[str, str]]:
         """The machines, the image and the price as people read them."""

@@ -41,8 +41,7 @@ def _what_fits(config: Config, available: float) -> str:
         if not disagreements(changed) and make_plan(changed).memory_per_device.total <= available:
             return " ".join(overrides)
     for one in sorted(instances().values(), key=lambda row: row.gpu_gib):
-        library = libraries()[config.parallel.name]
-        allowed = not library.instances or one.name in library.instances
+        allowed = libraries()[config.parallel.name].runs_on(one)
         moved = with_instance_type(config, one.name)
         if one.gpu_gib * 2**30 <= available or not allowed or one.gpus % getattr(config.parallel, "partitions", 1):
             continue

@@ -9,8 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import List
 
-from omegaconf import OmegaConf
-
+from lm.config import to_yaml
 from lm.container import is_reachable
 from lm.plan import human_bytes
 from lm.refusal import ConfigError, Problem
@@ -62,7 +61,7 @@ def without_secrets(config: Config) -> Config:
 
 def as_yaml(config: Config) -> str:
     """What a job reads and `lm attach` finds."""
-    return OmegaConf.to_yaml(OmegaConf.create(without_secrets(config).as_dict()))
+    return to_yaml(without_secrets(config))
 
 
 def is_secret(path: Path) -> bool:

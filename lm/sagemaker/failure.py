@@ -53,7 +53,6 @@ CLASSES: List[Tuple[str, str, str]] = [
         "a lower optimizer.learning_rate",
     ),
 ]
-CODE = ("code", "", "the traceback tells where")
 
 
 @dataclass(frozen=True)
@@ -80,4 +79,4 @@ def classify(reason: str, cause: str) -> Failure:
         for kind, pattern, advice in CLASSES:
             if re.search(pattern, text):
                 return Failure(kind, reason, cause, advice)
-    return Failure(CODE[0], reason, cause, CODE[2])
+    return Failure("code", reason, cause, "the traceback tells where")

@@ -10,11 +10,11 @@ from lm.catalog.checks import choose
 from lm.job import FAILED
 from lm.plan import make_plan
 from lm.report import closing_rows, make_console, table
-from lm.run import RunFailed, RunFolder, run_folder, write_whole
+from lm.run import RunFailed, RunFolder, run_folder, run_name, write_whole
 from lm.sagemaker.bundle import without_secrets
 from lm.sagemaker.failure import Failure
 from lm.sagemaker.follow import POLL_SECONDS, End, Follower, Watch, end_rows
-from lm.sagemaker.places import Places, run_name
+from lm.sagemaker.places import Places
 from lm.sagemaker.storage import Storage, verify_newest
 from lm.schema import Config
 
@@ -64,7 +64,7 @@ def to_the_end(name: str, config: Config, run: RunFolder, watch: Watch) -> Tuple
 def _closing(name: str, end: End, config: Config, run: RunFolder, watch: Watch) -> int:
     choice, _ = choose(config, make_plan(config))
     summary = run.read_summary()
-    rows = end_rows(end, name, choice.price.usd_per_hour if choice.price else None, config.cluster.instance_count)
+    rows = end_rows(end, name, choice.price, config.cluster.instance_count)
     damage: Optional[RunFailed] = None
     try:
         rows.append(("checkpoint", verify_newest(run, summary.get("checkpoint_step"))))

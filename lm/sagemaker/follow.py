@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lm.catalog import Price
 from lm.causes import Causes
 from lm.container import is_reachable
 from lm.plan import make_plan
@@ -37,8 +38,10 @@ class End:
     failure: Optional[Failure]
     model_uri: str
 
-    def cost_usd(self, usd_per_hour: Optional[float], instances: int) -> Optional[float]:
-        return None if usd_per_hour is None else usd_per_hour * instances * self.billable_seconds / 3600
+
+def billed_seconds(job: Dict[str, Any]) -> int:
+    """What SageMaker bills of one instance, by DescribeTrainingJob's answer."""
+    return job.get("BillableTimeInSeconds", job.get("TrainingTimeInSeconds", 0))
 
 
 class Log:
@@ -125,7 +128,7 @@ class Follower:
             failure = classify(reason, self.causes.first())
         return End(
             status,
-            job.get("BillableTimeInSeconds", job.get("TrainingTimeInSeconds", 0)),
+            billed_seconds(job),
             job.get("TrainingTimeInSeconds", 0),
             failure,
             job.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""),
@@ -200,9 +203,9 @@ class Follower:
         return True
 
 
-def end_rows(end: End, job_name: str, usd_per_hour: Optional[float], instances: int) -> List[Tuple[str, str]]:
+def end_rows(end: End, job_name: str, price: Optional[Price], instances: int) -> List[Tuple[str, str]]:
     """The closing table of a job."""
-    cost = end.cost_usd(usd_per_hour, instances)
+    cost = price.cost_usd(instances, end.billable_seconds) if price else None
     saved = 1 - end.billable_seconds / end.training_seconds if end.training_seconds else 0.0
     spot = f"; spot saved {saved:.0%} of {end.training_seconds:,} s" if saved > 0.005 else ""
     return [

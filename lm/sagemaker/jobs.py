@@ -7,12 +7,11 @@ import difflib
 import json
 from typing import Any, Dict, List
 
-from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from lm.catalog import price
 from lm.catalog.checks import choose
-from lm.config import load
+from lm.config import load_file
 from lm.plan import make_plan
 from lm.refusal import ConfigError, Problem
 from lm.report import make_console
@@ -20,7 +19,7 @@ from lm.run import OUTPUTS
 from lm.sagemaker import aws
 from lm.sagemaker.bundle import CONFIG
 from lm.sagemaker.finish import follow_to_the_end
-from lm.sagemaker.follow import POLL_SECONDS
+from lm.sagemaker.follow import POLL_SECONDS, billed_seconds
 from lm.sagemaker.launch import REQUEST
 from lm.sagemaker.places import PREFIX, job_name, local_run
 from lm.sagemaker.request import make_request
@@ -45,9 +44,9 @@ def list_jobs(region: str | None) -> Table:
             continue
         job = client.describe_training_job(TrainingJobName=name)
         machines = job["ResourceConfig"]
-        billed = job.get("BillableTimeInSeconds", job.get("TrainingTimeInSeconds", 0))
+        billed = billed_seconds(job)
         known = price(machines["InstanceType"], session.boto_region_name)
-        cost = f"{known.usd_per_hour * machines['InstanceCount'] * billed / 3600:,.2f}" if known else "?"
+        cost = f"{known.cost_usd(machines['InstanceCount'], billed):,.2f}" if known else "?"
         status = job["TrainingJobStatus"]
         if job["SecondaryStatus"] != status:
             status += f" ({job['SecondaryStatus']})"
@@ -139,6 +138,4 @@ def _config_of(session: Any, job: Dict[str, Any]) -> Config:
         bucket, key = split(job["CheckpointConfig"]["S3Uri"].rstrip("/").rpartition("/")[0])
         here.parent.mkdir(parents=True, exist_ok=True)
         Storage(session, make_console()).client.download_file(bucket, f"{key}/{CONFIG}", str(here))
-    composed = OmegaConf.load(here)
-    assert isinstance(composed, DictConfig)
-    return load(composed)
+    return load_file(here)

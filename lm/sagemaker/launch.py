@@ -22,13 +22,13 @@ from lm.estimate import estimate_rows
 from lm.plan import Plan, make_plan
 from lm.refusal import ConfigError, Problem
 from lm.report import closing_rows, make_console, table
-from lm.run import RunFailed, RunFolder, run_folder, write_whole
+from lm.run import RunFailed, RunFolder, run_folder, run_name, write_whole
 from lm.sagemaker import aws
 from lm.sagemaker.bundle import CONFIG, as_yaml, make_bundle, without_secrets
 from lm.sagemaker.failure import Failure, classify
 from lm.sagemaker.finish import to_the_end
 from lm.sagemaker.follow import POLL_SECONDS, Watch
-from lm.sagemaker.places import Places, folder_of, job_name, run_name
+from lm.sagemaker.places import Places, folder_of, job_name
 from lm.sagemaker.request import channels, make_request, submit
 from lm.sagemaker.storage import Storage, split
 from lm.schema import Config, Profiling
@@ -55,7 +55,7 @@ def run_job(
     choice, problems = choose(config, plan)
     if problems:
         raise ConfigError(problems)
-    if config.cluster.debugger and choice.image is not None and choice.image.debugger:  # whose agent measures the hosts
+    if choice.has_debugger(config.cluster):
         config = dataclasses.replace(config, profiling=Profiling("none"))
     run = run_folder(config)
     rows = [*plan.rows(), *choice.rows(config.cluster), *estimate_rows(config, plan, choice)]

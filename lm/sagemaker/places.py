@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List
 
-from lm.run import OUTPUTS, run_folder
+from lm.run import OUTPUTS, run_folder, run_name
 from lm.schema import Config
 
 PREFIX = "lm"  # of every job name, and of every key in the bucket
@@ -46,11 +46,6 @@ class Places:
     def dataset(self, folder: Path) -> str:
         """A prepared set that was made here: its folder's name has the hash of its settings."""
         return f"s3://{self.bucket}/{PREFIX}/datasets/{folder.name}"
-
-
-def run_name(config: Config) -> str:
-    """EXPERIMENT/NAME-HASH."""
-    return f"{config.run.experiment}/{config.run.name}-{config.hash()}"
 
 
 def local_run(run: str) -> Path:

@@ -11,10 +11,11 @@ from lm.catalog import Instance
 from lm.catalog.choice import Choice
 from lm.data.shards import output_folder
 from lm.refusal import ConfigError, Problem
+from lm.run import run_name
 from lm.sagemaker.aws import DRY_ROLE, dry_session, import_sagemaker
 from lm.sagemaker.bundle import CONFIG, ENTRY, make_bundle
 from lm.sagemaker.metrics import DEFINITIONS
-from lm.sagemaker.places import Places, run_name, tags
+from lm.sagemaker.places import Places, tags
 from lm.schema import Config
 
 PROFILER_MILLISECONDS = 500  # between system metrics, as in AWS's article
@@ -66,7 +67,7 @@ def _estimator(config: Config, choice: Choice, bundle: Path, session: Any) -> An
 
     cluster = config.cluster
     places = Places(session.default_bucket(), run_name(config))
-    profiled = cluster.debugger and choice.image is not None and choice.image.debugger
+    profiled = choice.has_debugger(cluster)
     version = choice.image.framework_version if choice.image else None
     return TensorFlow(
         entry_point=ENTRY,

@@ -53,8 +53,8 @@ class Storage:
         except self.client.exceptions.NoSuchKey:
             return None
 
-    def upload(self, folder: Path, uri: str, what: str) -> int:
-        """Uploads a folder, its manifest or checkpoint.json last; returns the bytes sent.
+    def upload(self, folder: Path, uri: str, what: str) -> None:
+        """Uploads a folder, its manifest or checkpoint.json last.
 
         Where that last file is there, only files whose sizes differ: without it nothing there is to be trusted.
         """
@@ -69,7 +69,6 @@ class Storage:
         with self._bar(f"upload {what}", sum(sizes[name] for name in wanted)) as advance:
             for name in wanted:
                 self.client.upload_file(str(folder / name), bucket, f"{key}/{name}", Callback=advance)
-        return sum(sizes[name] for name in wanted)
 
     def download_run(self, uri: str, run: RunFolder) -> None:
         """Brings a run folder home: its files, and of its checkpoints the newest whole one and the best.
@@ -153,10 +152,8 @@ def verify_newest(run: RunFolder, step: Optional[int]) -> str:
     if step is not None and found < step:
         raise RunFailed(f"the job's last checkpoint is of step {step}, and the newest whole one in S3 of step {found}")
     for file, expected in json.loads((newest / STATE).read_text())["files"].items():
-        checksum = hashlib.sha256()
         with open(newest / file, "rb") as opened:
-            while block := opened.read(2**24):
-                checksum.update(block)
+            checksum = hashlib.file_digest(opened, "sha256")
         if checksum.hexdigest() != expected["sha256"]:
             raise RunFailed(f"{newest / file}, as it is in S3, has not the checksum that it was written with")
     return f"step {found}, in S3 with the checksums that it was written with"
