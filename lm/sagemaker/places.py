@@ -55,7 +55,7 @@ def local_run(run: str) -> Path:
 
 def job_name(config: Config) -> str:
     """A valid, readable name that no other job has: lm-NAME-HASH-DATE-TIME-RANDOM, the name cut where it must be."""
-    end = f"-{config.hash()}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    end = f"-{config.hash()}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
     readable = re.sub(r"[^A-Za-z0-9]+", "-", f"{PREFIX}-{config.run.name}").strip("-")
     return readable[: NAME_CHARACTERS - len(end)].rstrip("-") + end
 
