@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -42,6 +42,8 @@ class Progress:
     nonfinite_steps: int = 0  # in a row, up to now
     val_loss: Optional[float] = None  # measured at this very step
     best_val_loss: Optional[float] = None
+    seconds: Dict[str, float] = field(default_factory=dict)  # of wall time by kind, up to now (lm.stopwatch)
+    saved_at: Optional[float] = None  # by the clock, in seconds since 1970
 
     def count(self, line: Dict[str, Any], sequences: int) -> None:
         """One more step, as its line reports it.

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, List, Optional
 
 from lm import job
+from lm.bench.command import add_bench, positive
 from lm.data.shards import MANIFEST, SPLITS
 from lm.refusal import ConfigError, Problem
 from lm.report import make_console, table
-from lm.schema import SageMaker
+from lm.schema import Config, SageMaker
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -25,6 +26,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     plan = commands.add_parser("plan", help="what a run would be: parameters, batch, tokens, bytes a device")
     plan.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     plan.add_argument("--json", action="store_true", help="as JSON on standard output")
+    plan.add_argument("--sweep", action="store_true", help="rank what a SageMaker run fits on, by dollars")
+    plan.add_argument("--rows", type=positive, default=20, help="of the ranking that are shown (%(default)s)")
+    plan.add_argument("--html", type=Path, metavar="FILE", help="the ranking as a chart of dollars and hours")
     plan.set_defaults(work=_plan)
 
     prepare = commands.add_parser("prepare", help="tokenize a dataset into shards, ahead of training")
@@ -40,19 +44,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     nanogpt.add_argument("folder", type=Path, metavar="FOLDER", help="where the two files go")
     nanogpt.set_defaults(work=_to_nanogpt)
 
-    bench = commands.add_parser("bench", help="measure speed here").add_subparsers(required=True, metavar="WHAT")
-    data = bench.add_parser("data", help="lm prepare against a pipeline of Hugging Face's tokenizers")
-    data.add_argument("--megabytes", type=_positive, default=200, help="of text, found on this machine (%(default)s)")
-    data.add_argument("--vocabulary-size", type=_positive, default=32768, help="ids (%(default)s)")
-    data.add_argument("--rounds", type=_positive, default=1, help="of which the median counts (%(default)s)")
-    data.set_defaults(work=_bench_data)
-    loader = bench.add_parser("loader", help="feeding against training's appetite and the page cache")
-    loader.add_argument("--megabytes", type=_positive, default=1000, help="of tokens (%(default)s)")
-    loader.set_defaults(work=_bench_loader)
-    pipeline = bench.add_parser("pipeline", help="a pipeline of stages against the ideal of its slowest")
-    pipeline.add_argument("--partitions", type=_positive, default=2, help="stages (%(default)s)")
-    pipeline.add_argument("--microbatches", type=_positive, default=8, help="of a step (%(default)s)")
-    pipeline.set_defaults(work=_bench_pipeline)
+    add_bench(commands)
 
     worker = commands.add_parser("worker", help="lend this host's devices to a run elsewhere: cluster=tf_hosts")
     worker.add_argument("port", type=_port, metavar="PORT", help="to listen on; for a private network alone")
@@ -82,14 +74,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     return job.status_of(lambda: options.work(options))
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is no positive whole number")
-    return int(text)
-
-
 def _port(text: str) -> int:
-    if _positive(text) > 65535:
+    if positive(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text} is no port: 1 to 65535")
     return int(text)
 
@@ -101,6 +87,8 @@ def _plan(options: argparse.Namespace) -> int:
     from lm.plan import make_plan
 
     config = compose(options.overrides)
+    if options.sweep or options.html:
+        return _rank(config, options)
     plan = make_plan(config)
     values, rows = plan.as_dict(), plan.rows()
     assumptions: List[Any] = []
@@ -119,6 +107,32 @@ def _plan(options: argparse.Namespace) -> int:
     console.print(table(f"{config.run.experiment} / {config.run.name}-{config.hash()}", rows))
     if assumptions:
         console.print(table("\nassumed", assumptions))
+    return 0
+
+
+def _rank(config: Config, options: argparse.Namespace) -> int:
+    from lm.ranking import rank, ranking_table
+    from lm.scatter import Point, scatter
+
+    if not isinstance(config.cluster, SageMaker):
+        text = f"a ranking is of SageMaker's instance types, and cluster={config.cluster.name}"
+        raise ConfigError([Problem(("cluster",), text, "cluster=p3x1, or cluster=p3x10 for ten hosts")])
+    found = rank(config)
+    if not found:
+        text = "nothing in the catalog fits this run: model.recompute=block, and every partitioning, were tried"
+        raise ConfigError([Problem(("model",), text, "a smaller model, or a shorter model.context")])
+    if options.json:
+        print(json.dumps([one.as_dict() for one in found], indent=1))
+    else:
+        make_console().print(ranking_table(found, options.rows))
+    priced = [(one, one.estimate.usd) for one in found if one.estimate.usd]
+    if options.html and priced:
+        points = [
+            Point(one.estimate.hours, usd, one.typed[0].partition("=")[2], f"{usd:,.2f} USD: {' '.join(one.typed)}")
+            for one, usd in priced
+        ]
+        options.html.write_text(scatter(f"{config.run.name}: dollars and hours", "hours", "US dollars", points))
+        print(f"{options.html}: a chart of {len(points)}", file=sys.stderr)
     return 0
 
 
@@ -149,37 +163,6 @@ def _to_nanogpt(options: argparse.Namespace) -> int:
     for path in write_nanogpt(options.dataset, options.folder):
         print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
-
-
-def _bench_data(options: argparse.Namespace) -> int:
-    from lm.bench.data import bench_data
-
-    _keep("data", bench_data(options.megabytes, options.vocabulary_size, options.rounds, make_console()))
-    return 0
-
-
-def _bench_loader(options: argparse.Namespace) -> int:
-    from lm.start import import_tensorflow
-
-    import_tensorflow()
-    from lm.bench.loader import bench_loader
-
-    _keep("loader", bench_loader(options.megabytes, make_console()))
-    return 0
-
-
-def _bench_pipeline(options: argparse.Namespace) -> int:
-    from lm.bench.pipeline import bench_pipeline
-
-    _keep("pipeline", bench_pipeline(options.partitions, options.microbatches, make_console()))
-    return 0
-
-
-def _keep(name: str, found: Any) -> None:
-    path = Path("outputs/bench") / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{path}: the same as JSON")
 
 
 def _refuse_other_folder(folder: Path) -> None:

@@ -82,16 +82,19 @@ def train_here(config: Config, plan: Plan) -> int:
     rank 0 may still be writing. The launcher, which passed the signal on, gives the job its status.
     """
     from lm.start import import_tensorflow
+    from lm.stopwatch import Stopwatch
 
-    import_tensorflow()
-    import tensorflow as tf
+    stopwatch = Stopwatch()
+    with stopwatch("start_up"):
+        import_tensorflow()
+        import tensorflow as tf
 
-    from lm.loop import train
+        from lm.loop import train
 
     run = run_folder(config)
     data, manifest = data_of(config)
     try:
-        summary = train(config, plan, run, data, manifest)
+        summary = train(config, plan, run, data, manifest, stopwatch)
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InvalidArgumentError) as error:
         restarted = "context_id" in str(error)  # a new server does not know the run
         if not config.cluster.hosts or (isinstance(error, tf.errors.InvalidArgumentError) and not restarted):

@@ -35,13 +35,15 @@ STOP_EVERY_BATCHES = 16  # how often an evaluation asks whether to stop
 log = logging.getLogger("lm")
 
 
-def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Manifest) -> Dict[str, Any]:
+def train(
+    config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Manifest, stopwatch: Stopwatch
+) -> Dict[str, Any]:
     """Trains, or goes on training, in a run folder. Every rank calls it; rank 0 alone writes.
 
-    data: the folder of the prepared set. Returns the summary, whose status is finished or stopped.
-    Raises RunFailed for a run that cannot go on, and ConfigError for a checkpoint of another model or dataset.
+    data: the folder of the prepared set. stopwatch: started when this process was. Returns the summary, whose
+    status is finished or stopped. Raises RunFailed for a run that cannot go on, and ConfigError for a checkpoint of
+    another model or dataset.
     """
-    stopwatch = Stopwatch()
     stop = StopRequest()
 
     # --- where this process stands -----------------------------------------------------------------
@@ -90,6 +92,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
             config.profiling.name, run.profiler, topology.rank, topology.local_rank, topology.local_size
         )
         if chief:
+            stopwatch.go_on_from(progress.seconds, _lost_seconds(run, progress))
             kept = run.forget_metrics_after(progress.step)
             summary["loss"] = next((line["loss"] for line in reversed(kept) if "loss" in line), None)
         if chief and config.tracking.uri is not None:
@@ -113,6 +116,8 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
                 log.info("  consumed so far: %s", ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
 
         def save() -> None:
+            progress.seconds, progress.saved_at = stopwatch.split(), time.time()
+            del progress.seconds["total"]
             with stopwatch("checkpoint"):
                 if chief:
                     checkpoints.save(progress, variables)
@@ -172,6 +177,7 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
         display.close()
         if sampler is not None:
             sampler.stop()
+        split = stopwatch.split()
         summary.update(
             {key: value for key, value in _position(progress, plan).items() if key != "time"},
             **_rates(stopwatch.totals(), plan, peak_flops),
@@ -183,11 +189,13 @@ def train(config: Config, plan: Plan, run: RunFolder, data: Path, manifest: Mani
             sequences_by_source=mixture.realised(progress.sequences),
             traces=strategy.traces,
             signal=stop.number,
-            goodput_seconds=stopwatch.split(),
+            goodput=split.get("step", 0.0) / split["total"],
+            goodput_seconds=split,
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
         try:
             if chief:
+                run.append_metrics({**_position(progress, plan), **_goodput(split)})
                 run.write_summary(summary)
         finally:
             if tracker is not None:
@@ -276,6 +284,20 @@ def _rates(seconds: Dict[str, float], plan: Plan, peak_flops: float) -> Dict[str
         "mfu": rate * plan.flops_per_token / peak_flops,
         "data_wait_fraction": waited / busy if busy else 0.0,
     }
+
+
+def _lost_seconds(run: RunFolder, progress: Progress) -> float:
+    """How long earlier attempts went on after what they saved last: their work is done again."""
+    times = [line["time"] for line, _ in run.metric_lines()]
+    if not times:
+        return 0.0
+    since = times[0] if progress.saved_at is None else progress.saved_at
+    return max(0.0, times[-1] - since)
+
+
+def _goodput(split: Dict[str, float]) -> Dict[str, float]:
+    """The share of each kind of time, for the metrics."""
+    return {f"goodput/{kind}": spent / split["total"] for kind, spent in split.items() if kind != "total"}
 
 
 def _nonfinite(line: Dict[str, Any], progress: Progress, checkpoints: Checkpoints) -> str:

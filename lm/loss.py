@@ -10,13 +10,10 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from lm.fused import cross_entropy
+
 # rows [N, D] and the head's weights -> logits [N, V]
 Logits = Callable[..., tf.Tensor]
-
-
-def cross_entropy(logits_NV: tf.Tensor, labels_N: tf.Tensor) -> tf.Tensor:
-    """Negative log-likelihood of each label in nats, [N] or [B, T], float32."""
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels_N, logits=logits_NV)
 
 
 def nats(logits: Logits, rows_ND: tf.Tensor, weights: Sequence[tf.Tensor], labels_N: tf.Tensor, at_once: int) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Optional
 
 import tensorflow as tf
 
+from lm import fused
 from lm.loss import nats
 from lm.plan import feedforward_width, head_width, slice_tokens
 from lm.recompute import recomputed
@@ -54,7 +55,7 @@ class Part(tf.keras.layers.Layer):
         rows = tf.reshape(tf.cast(x, self.compute), [-1, kernel.shape[0]])  # one large product
         y = tf.matmul(rows, tf.cast(kernel, self.compute))
         if bias is not None:
-            y = tf.nn.bias_add(y, tf.cast(bias, self.compute))
+            y = fused.add_bias(y, tf.cast(bias, self.compute))
         return tf.reshape(y, tf.concat([tf.shape(x)[:-1], [kernel.shape[1]]], 0))
 
     def drop(self, x: tf.Tensor, rate: float, seed: Optional[tf.Tensor], site: int) -> tf.Tensor:
@@ -67,23 +68,18 @@ class Part(tf.keras.layers.Layer):
 
 
 class Norm(Part):
-    """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), in float32."""
+    """LayerNorm or RMSNorm, its scale and, of the first, its offset."""
 
     def __init__(self, place: str, settings: ModelSettings, seed: int, compute: tf.DType) -> None:
         super().__init__(place, settings, seed, compute)
         self.scale = self.weight("scale", settings.width, initial="ones")
-        self.centred = settings.norm == "layernorm"
-        self.offset = self.weight("bias", settings.width, initial="zeros") if self.centred else None
+        centred = settings.norm == "layernorm"
+        self.offset = self.weight("bias", settings.width, initial="zeros") if centred else None
+        self.normalise = fused.normalised(settings.norm_epsilon, centred)
 
     def call(self, x_BTD: tf.Tensor) -> tf.Tensor:
-        x_BTD = tf.cast(x_BTD, tf.float32)
-        if self.centred:
-            x_BTD = x_BTD - tf.reduce_mean(x_BTD, -1, keepdims=True)
-        variance_BT1 = tf.reduce_mean(tf.square(x_BTD), -1, keepdims=True)
-        y_BTD = x_BTD * tf.math.rsqrt(variance_BT1 + self.settings.norm_epsilon) * tf.convert_to_tensor(self.scale)
-        if self.offset is not None:
-            y_BTD = y_BTD + tf.convert_to_tensor(self.offset)
-        return tf.cast(y_BTD, self.compute)
+        weights = [self.scale] if self.offset is None else [self.scale, self.offset]
+        return self.normalise(x_BTD, *map(tf.convert_to_tensor, weights))
 
 
 def rotate(x_BHTK: tf.Tensor) -> tf.Tensor:
@@ -116,11 +112,9 @@ class Attention(Part):
         if self.settings.positions == "rotary":
             q_BHTK, k_BHTK = rotate(q_BHTK), rotate(k_BHTK)
         q_BHTK *= tf.cast(1.0 / math.sqrt(self.head_width), self.compute)
-        scores_BHTT = tf.cast(tf.matmul(q_BHTK, k_BHTK, transpose_b=True), tf.float32)
-        future_TT = tf.linalg.band_part(tf.ones([time, time]), 0, -1) - tf.eye(time)
-        weights_BHTT = tf.nn.softmax(scores_BHTT - 1e9 * future_TT)
+        weights_BHTT = fused.causal_softmax(tf.matmul(q_BHTK, k_BHTK, transpose_b=True))
         weights_BHTT = self.drop(weights_BHTT, self.settings.attention_dropout, seed, 0)
-        mixed_BHTK = tf.matmul(tf.cast(weights_BHTT, self.compute), v_BHTK)
+        mixed_BHTK = tf.matmul(weights_BHTT, v_BHTK)
         mixed = tf.reshape(tf.transpose(mixed_BHTK, [0, 2, 1, 3]), [batch, time, self.heads * self.head_width])
         return self.project(mixed, self.output_kernel, self.output_bias)
 
@@ -143,11 +137,11 @@ class FeedForward(Part):
     def call(self, x_BTD: tf.Tensor) -> tf.Tensor:
         inner_BTF = self.project(x_BTD, self.input_kernel, self.input_bias)
         if self.gated:
-            inner_BTF *= tf.nn.silu(self.project(x_BTD, self.gate_kernel, self.gate_bias))
+            inner_BTF = fused.silu_gated(inner_BTF, self.project(x_BTD, self.gate_kernel, self.gate_bias))
         elif self.settings.activation == "relu":
             inner_BTF = tf.nn.relu(inner_BTF)
         else:
-            inner_BTF = tf.nn.gelu(inner_BTF, approximate=True)
+            inner_BTF = fused.gelu(inner_BTF)
         return self.project(inner_BTF, self.output_kernel, self.output_bias)
 
 
@@ -209,15 +203,15 @@ class Head(Part):
         weights = [tf.cast(weight, self.compute) for weight in weights if weight is not None]
         if labels_BT is None:
             shape = tf.concat([tf.shape(x_BTD)[:-1], [self.vocabulary]], 0)
-            return tf.reshape(self.logits(rows_ND, *weights), shape)
+            return tf.cast(tf.reshape(self.logits(rows_ND, *weights), shape), tf.float32)
         labels_N = tf.reshape(labels_BT, [-1])
         nats_N = nats(self.logits, rows_ND, weights, labels_N, slice_tokens(self.vocabulary))
         return tf.reshape(nats_N, tf.shape(labels_BT))
 
     def logits(self, rows_ND: tf.Tensor, matrix: tf.Tensor, offset_V: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """[N, V]. matrix: [V, D] where tied, else [D, V]."""
+        """[N, V], in the compute precision. matrix: [V, D] where tied, else [D, V]."""
         logits_NV = tf.matmul(tf.cast(rows_ND, self.compute), matrix, transpose_b=self.kernel is None)
-        return tf.cast(logits_NV if offset_V is None else tf.nn.bias_add(logits_NV, offset_V), tf.float32)
+        return logits_NV if offset_V is None else tf.nn.bias_add(logits_NV, offset_V)
 
 
 class Decoder(tf.keras.Model):

@@ -7,10 +7,11 @@ runs inside the compiled step: a step whose gradients are not finite changes not
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
+from lm import fused
 from lm.plan import Plan
 from lm.schema import Config
 
@@ -18,6 +19,10 @@ from lm.schema import Config
 # of the model while it is at it.
 LARGE_BYTES = 2**20
 LOSS_SCALE_GROWTH_STEPS = 2000  # double the loss scale after this many finite steps (Micikevicius et al. 2018)
+
+
+# a weight's new value and its new moments
+Moved = Tuple[tf.Tensor, List[tf.Tensor]]
 
 
 class Update(NamedTuple):
@@ -55,7 +60,7 @@ class Optimizer:
     variables: the model's weights by name.
     """
 
-    moments: Sequence[str] = ()
+    moments: Sequence[str] = ()  # of a weight, by name, in the weight's shape
 
     def __init__(self, config: Config, plan: Plan, variables: Dict[str, tf.Variable]) -> None:
         self.settings, self.schedule, self.plan = config.optimizer, config.schedule, plan
@@ -72,25 +77,41 @@ class Optimizer:
             "optimizer.finite_steps": self.finite_steps,
         }
         for name, variable in variables.items():
-            for moment, shape in self.moment_shapes(name, variable).items():
+            for moment, shape in self.moment_shapes(variable).items():
                 full = f"{moment}.{name}"
                 with tf.device(variable.device):  # a partition's weights and their moments lie together
                     zeros = tf.zeros(shape, self.moments_dtype)
                     self.state[full] = tf.Variable(zeros, trainable=False, name=full)
+        self.move = fused.compiled(self._move)
 
-    def moment_shapes(self, name: str, variable: tf.Variable) -> Dict[str, Sequence[int]]:
+    def moment_shapes(self, variable: tf.Variable) -> Dict[str, Sequence[int]]:
         """The moments that one weight needs, by name."""
         return {moment: variable.shape.as_list() for moment in self.moments}
 
-    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        """The new value of one weight, its moments updated."""
+    def rule(
+        self, weight: tf.Tensor, gradient: tf.Tensor, moments: List[tf.Tensor], rate: tf.Tensor, step: tf.Tensor
+    ) -> Moved:
+        """The new value of one weight and its new moments, from those of before; weight decay is no part of it.
+
+        step: counted from one, float32 as everything.
+        """
         raise AssertionError("a subclass moves the weights")
 
-    def read(self, moment: str, name: str) -> tf.Tensor:
-        return tf.cast(self.state[f"{moment}.{name}"], tf.float32)
-
-    def write(self, moment: str, name: str, value: tf.Tensor) -> None:
-        self.state[f"{moment}.{name}"].assign(tf.cast(value, self.moments_dtype))
+    def _move(
+        self,
+        weight: tf.Tensor,
+        gradient: tf.Tensor,
+        moments: List[tf.Tensor],
+        factor: tf.Tensor,
+        rate: tf.Tensor,
+        step: tf.Tensor,
+        decay: float,
+    ) -> Moved:
+        """One weight's step. factor: what its gradient is multiplied by, so that the whole gradient is clipped."""
+        read = [tf.cast(moment, tf.float32) for moment in moments]
+        value, new = self.rule(weight, gradient * factor, read, rate, tf.cast(step, tf.float32))
+        value = value - rate * decay * weight if decay else value
+        return value, [tf.cast(moment, self.moments_dtype) for moment in new]
 
     def decays(self, name: str) -> bool:
         """Whether weight decay pulls on this weight: not if its name has a part that no_decay lists."""
@@ -107,21 +128,24 @@ class Optimizer:
         finite = tf.math.is_finite(norm)
         loss_scale = tf.identity(self.loss_scale)
         rate = learning_rate(self.schedule, self.plan.peak_learning_rate, self.plan.steps, self.step)
-        factor: Optional[tf.Tensor] = None
+        factor = tf.constant(1.0)
         if self.settings.clip_norm is not None:
             factor = tf.minimum(1.0, self.settings.clip_norm / tf.maximum(norm, 1e-12))
 
         def move_all() -> tf.Tensor:
-            self.step.assign_add(1)
+            step = self.step.assign_add(1)
             last_large: Dict[str, List[tf.Operation]] = {}  # by device
             for (name, variable), gradient in zip(self.variables.items(), unscaled):
                 decay = self.settings.weight_decay if self.decays(name) else 0.0
                 large = variable.shape.num_elements() * 4 >= LARGE_BYTES
                 before = last_large.get(variable.device, []) if large else []
+                moments = [self.state[f"{moment}.{name}"] for moment in self.moment_shapes(variable)]
                 with tf.device(variable.device), tf.control_dependencies(before):
-                    clipped = gradient if factor is None else gradient * factor
-                    value = self.move(name, variable, clipped, rate)
-                    value = value - rate * decay * variable if decay else value
+                    read = [tf.convert_to_tensor(moment) for moment in moments]
+                    weight = tf.convert_to_tensor(variable)
+                    value, new = self.move(weight, gradient, read, factor, rate, tf.identity(step), decay)
+                    for moment, of_moment in zip(moments, new):
+                        moment.assign(of_moment, read_value=False)
                     assigned = variable.assign(value, read_value=False)
                 if large:
                     last_large[variable.device] = [assigned]
@@ -145,44 +169,40 @@ class AdamW(Optimizer):
 
     moments = ("first_moment", "second_moment")
 
-    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        settings, step = self.settings, tf.cast(self.step, tf.float32)
-        first = settings.beta1 * self.read("first_moment", name) + (1.0 - settings.beta1) * gradient
-        second = settings.beta2 * self.read("second_moment", name) + (1.0 - settings.beta2) * tf.square(gradient)
-        self.write("first_moment", name, first)
-        self.write("second_moment", name, second)
+    def rule(
+        self, weight: tf.Tensor, gradient: tf.Tensor, moments: List[tf.Tensor], rate: tf.Tensor, step: tf.Tensor
+    ) -> Moved:
+        settings, (first, second) = self.settings, moments
+        first = settings.beta1 * first + (1.0 - settings.beta1) * gradient
+        second = settings.beta2 * second + (1.0 - settings.beta2) * tf.square(gradient)
         first_corrected = first / (1.0 - tf.pow(settings.beta1, step))
         second_corrected = second / (1.0 - tf.pow(settings.beta2, step))
-        return variable - rate * first_corrected / (tf.sqrt(second_corrected) + settings.epsilon)
+        return weight - rate * first_corrected / (tf.sqrt(second_corrected) + settings.epsilon), [first, second]
 
 
 class Adafactor(Optimizer):
     """Shazeer and Stern 2018, algorithms 4 and 5: a matrix's second moment kept as its rows' and columns' means."""
 
-    def moment_shapes(self, name: str, variable: tf.Variable) -> Dict[str, Sequence[int]]:
+    def moment_shapes(self, variable: tf.Variable) -> Dict[str, Sequence[int]]:
         if len(variable.shape) == 2:
             return {"row_moment": [variable.shape[0]], "column_moment": [variable.shape[1]]}
         return {"second_moment": variable.shape.as_list()}
 
-    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        settings, step = self.settings, tf.cast(self.step, tf.float32)
+    def rule(
+        self, weight: tf.Tensor, gradient: tf.Tensor, moments: List[tf.Tensor], rate: tf.Tensor, step: tf.Tensor
+    ) -> Moved:
+        settings = self.settings
         decay = 1.0 - tf.pow(step, settings.decay_exponent)
         squared = tf.square(gradient) + settings.epsilon
-
-        def averaged(moment: str, value: tf.Tensor) -> tf.Tensor:
-            mean = decay * self.read(moment, name) + (1.0 - decay) * value
-            self.write(moment, name, mean)
-            return mean
-
-        if len(variable.shape) == 2:
-            row = averaged("row_moment", tf.reduce_mean(squared, 1))
-            column = averaged("column_moment", tf.reduce_mean(squared, 0))
+        fresh = [tf.reduce_mean(squared, 1), tf.reduce_mean(squared, 0)] if len(moments) == 2 else [squared]
+        moments = [decay * moment + (1.0 - decay) * value for moment, value in zip(moments, fresh)]
+        second = moments[0]
+        if len(moments) == 2:
+            row, column = moments
             second = row[:, None] * column[None, :] / tf.reduce_mean(row)
-        else:
-            second = averaged("second_moment", squared)
         update = gradient * tf.math.rsqrt(second)
         update /= tf.maximum(1.0, root_mean_square(update) / settings.clip_threshold)
-        return variable - rate * tf.maximum(settings.minimum_rms, root_mean_square(variable)) * update
+        return weight - rate * tf.maximum(settings.minimum_rms, root_mean_square(weight)) * update, moments
 
 
 class SGD(Optimizer):
@@ -190,10 +210,11 @@ class SGD(Optimizer):
 
     moments = ("velocity",)
 
-    def move(self, name: str, variable: tf.Variable, gradient: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
-        velocity = self.settings.momentum * self.read("velocity", name) + gradient
-        self.write("velocity", name, velocity)
-        return variable - rate * velocity
+    def rule(
+        self, weight: tf.Tensor, gradient: tf.Tensor, moments: List[tf.Tensor], rate: tf.Tensor, step: tf.Tensor
+    ) -> Moved:
+        velocity = self.settings.momentum * moments[0] + gradient
+        return weight - rate * velocity, [velocity]
 
 
 def root_mean_square(x: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Where a run's wall time goes, by kind."""
+"""Where a run's wall time goes, by kind; with those of its earlier attempts, whatever ended them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ class Stopwatch:
         self.seconds: Dict[str, float] = {}
         self.spans: Dict[str, int] = {}
         self._lap: Dict[str, float] = {}
+        self._earlier: Dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, kind: str) -> Iterator[None]:
@@ -38,7 +39,15 @@ class Stopwatch:
         self._lap = now
         return lap
 
+    def go_on_from(self, earlier: Dict[str, float], lost_seconds: float) -> None:
+        """Counts earlier attempts too. lost_seconds: of them, worked but not saved: "restarts"."""
+        self._earlier = dict(earlier)
+        if lost_seconds:
+            self._earlier["restarts"] = self._earlier.get("restarts", 0.0) + lost_seconds
+
     def split(self) -> Dict[str, float]:
-        """Seconds by kind, "other" included; "total" is their sum, the time since the start."""
-        total = self.clock() - self.began
-        return {**self.seconds, "other": total - sum(self.seconds.values()), "total": total}
+        """Seconds by kind, "other" and earlier attempts included; "total" is their sum."""
+        here = {**self.seconds, "other": self.clock() - self.began - sum(self.seconds.values())}
+        kinds = [*here, *(kind for kind in self._earlier if kind not in here)]
+        both = {kind: here.get(kind, 0.0) + self._earlier.get(kind, 0.0) for kind in kinds}
+        return {**both, "total": sum(both.values())}

@@ -104,6 +104,7 @@ def run_here(overrides: List[str]) -> Dict[str, Any]:
     from lm.compose import compose
     from lm.loop import train
     from lm.plan import make_plan
+    from lm.stopwatch import Stopwatch
 
     config = compose(overrides)
     plan = make_plan(config)
@@ -112,7 +113,7 @@ def run_here(overrides: List[str]) -> Dict[str, Any]:
         return run.read_summary()
     data, manifest = job.data_of(config)
     try:
-        return train(config, plan, run, data, manifest)
+        return train(config, plan, run, data, manifest, Stopwatch())
     finally:
         run.unlock()
 

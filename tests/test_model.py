@@ -12,7 +12,7 @@ from conftest import ROOT
 from safetensors.numpy import load_file
 
 from lm.compose import compose
-from lm.loss import cross_entropy
+from lm.fused import cross_entropy
 from lm.model import Decoder, named_variables
 from lm.plan import count_parameters
 from lm.schema import Model

@@ -216,6 +216,12 @@ def test_a_killed_run_goes_on_to_the_bit(straight: List[str]) -> None:
     assert set(one) == set(other)
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    whole, broken = (json.loads((only_run(name) / "summary.json").read_text()) for name in ("straight", "killed"))
+    split = broken["goodput_seconds"]
+    assert "restarts" not in whole["goodput_seconds"]
+    assert split["restarts"] > 0  # the steps after the last save before each kill, and what came before the first
+    assert sum(seconds for kind, seconds in split.items() if kind != "total") == pytest.approx(split["total"])
+    assert 0 < broken["goodput"] < 1
 
 
 @pytest.mark.parametrize(("first", "then"), [(TWO, []), ([], TWO)], ids=["2 to 1", "1 to 2"])

@@ -9,21 +9,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 import numpy as np
-import tensorflow as tf
 from rich.console import Console
 
-from lm import strategies
-from lm.compose import compose
+from lm.bench.stepping import prepare
 from lm.data.loader import READERS, Feed, training_batches
 from lm.data.mixture import BLOCK_BYTES, Component, Mixture
 from lm.data.order import CHUNK_BYTES, Order
 from lm.data.shards import Extent
 from lm.data.streams import TokenStream
-from lm.model import Decoder, named_variables
-from lm.optimizer import make_optimizer
-from lm.plan import make_plan
 
-SECONDS = 5.0
 LATENCY_SECONDS = 0.005
 VOCABULARY = 50257
 STEPS = 12
@@ -38,7 +32,7 @@ class _Far(TokenStream):
         super()._read_file(path, first, tokens)
 
 
-def bench_loader(megabytes: int, console: Console) -> Dict[str, float]:
+def bench_loader(megabytes: int, seconds: float, console: Console) -> Dict[str, float]:
     """Measures, prints and returns tokens a second by what is measured."""
     path = Path("outputs/bench") / f"tokens-{megabytes}.bin"
     if not path.exists():
@@ -52,14 +46,14 @@ def bench_loader(megabytes: int, console: Console) -> Dict[str, float]:
         for name, kind in (("", TokenStream), (", 5 ms a read", _Far)):
             mixture = _mixture(kind([Extent(path, 0, tokens)], np.dtype("<u2"), VOCABULARY), context)
             feed = Feed(mixture, context, 0, batch, 0, batch)
-            rate = _tokens_per_second(feed.batch, batch * context)
+            rate = _tokens_per_second(feed.batch, batch * context, seconds)
             shown = f"batch {batch} x {context}{name}"
             found[shown] = rate
             read = rate * 2 / 1e6
             console.print(f"  {shown:<32} {rate / 1e6:8.1f} M tokens/s, {read:8.1f} MB/s, {rate * 2 / raw:.0%}")
     mixture = _mixture(TokenStream([Extent(path, 0, tokens)], np.dtype("<u2"), VOCABULARY), 256)
     batches = training_batches(mixture, 256, 0, 8, 0, 1)
-    found["tf.data"] = _tokens_per_second(lambda _: next(batches), 8 * 256)
+    found["tf.data"] = _tokens_per_second(lambda _: next(batches), 8 * 256, seconds)
     console.print(f"  through tf.data, batch 8 x 256   {found['tf.data'] / 1e6:8.1f} M tokens/s")
     for name, overrides in (("model=tiny", []), ("a model of 1 x 64", SMALLEST)):
         appetite = _appetite(overrides)
@@ -93,10 +87,10 @@ def _mixture(stream: TokenStream, context: int) -> Mixture:
     return Mixture([Component("tokens", stream, order, sequences)], 0, BLOCK_BYTES // (2 * context))
 
 
-def _tokens_per_second(batch: Callable[[int], Any], tokens: int) -> float:
+def _tokens_per_second(batch: Callable[[int], Any], tokens: int, seconds: float) -> float:
     """From the first batch on, whatever the first block takes to arrive."""
     begun, number = time.perf_counter(), 0
-    while time.perf_counter() - begun < SECONDS:
+    while time.perf_counter() - begun < seconds:
         batch(number)
         number += 1
     return number * tokens / (time.perf_counter() - begun)
@@ -104,20 +98,8 @@ def _tokens_per_second(batch: Callable[[int], Any], tokens: int) -> float:
 
 def _appetite(overrides: Any) -> float:
     """Tokens a second of training steps without any feeding: the same batch again and again."""
-    config = compose([*overrides, "schedule.warmup_steps=1"])
-    plan = make_plan(config)
-    strategy = strategies.load(config)
-    vocabulary = config.dataset.vocabulary_size
-    model = strategy.model(lambda: Decoder(config.model, vocabulary, 0, config.train.precision))
-    optimizer = make_optimizer(config, plan, named_variables(model))
-    step = strategy.train_step(model, optimizer, plan)
-    shape = [plan.global_batch_sequences, plan.context_tokens + 1]
-    tokens_BS = tf.random.uniform(shape, 0, vocabulary, tf.int32)
-    spent = []
-    for number in range(STEPS):
-        begun = time.perf_counter()
-        step(tokens_BS, tf.constant([0, number], tf.int64)).loss.numpy()
-        spent.append(time.perf_counter() - begun)
+    _, plan, take = prepare(overrides)
+    spent = [take(1) for _ in range(STEPS)]
     return plan.tokens_per_step / min(spent[2:])
 
 

@@ -1,0 +1,82 @@
+"""A training step to be measured, by itself: in this process, or in one of its own that answers what it is asked.
+
+    python -m lm.bench.stepping OVERRIDE...
+
+Each line of standard input is a number of steps to take, answered with their seconds, or `products`, answered with the
+FLOP/s of the model's own matrix products.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Callable, List, Tuple
+
+from lm.compose import compose
+from lm.plan import Plan, make_plan, weight_shapes
+from lm.schema import Config
+from lm.start import import_tensorflow
+
+PRODUCTS_ROUNDS = 5
+
+
+def prepare(overrides: List[str]) -> Tuple[Config, Plan, Callable[[int], float]]:
+    """A model and its optimizer on a batch of random text. The last of the three takes steps and says how long."""
+    import_tensorflow()
+    import tensorflow as tf
+
+    from lm import strategies
+    from lm.model import Decoder, named_variables
+    from lm.optimizer import make_optimizer
+
+    config = compose([*overrides, "schedule.warmup_steps=1"])
+    plan = make_plan(config)
+    strategy = strategies.load(config)
+    vocabulary = config.dataset.vocabulary_size
+    model = strategy.model(lambda: Decoder(config.model, vocabulary, 0, config.train.precision))
+    step = strategy.train_step(model, make_optimizer(config, plan, named_variables(model)), plan)
+    shape = [plan.global_batch_sequences // plan.replicas, plan.context_tokens + 1]
+    tokens_BS = tf.random.uniform(shape, 0, vocabulary, tf.int32)
+
+    def take(steps: int) -> float:
+        began = time.perf_counter()
+        for number in range(steps):
+            step(tokens_BS, tf.constant([0, number], tf.int64)).loss.numpy()
+        return time.perf_counter() - began
+
+    return config, plan, take
+
+
+def products_flops(config: Config, plan: Plan) -> float:
+    """FLOP/s of one product of a microbatch's tokens with each matrix of the model, one after the other; the best."""
+    import tensorflow as tf
+
+    shapes = weight_shapes(config.model, config.dataset.vocabulary_size)
+    matrices = [shape for part in ("blocks", "head") for shape in shapes[part] if len(shape) == 2]
+    if config.model.tied_head:
+        matrices.append((config.model.width, config.dataset.vocabulary_size))
+    rows = plan.microbatch_sequences * plan.context_tokens
+    compute = tf.as_dtype(config.train.precision)
+    pairs = {
+        shape: [tf.cast(tf.random.normal(size), compute) for size in ((rows, shape[0]), shape)]
+        for shape in set(matrices)
+    }
+    product = tf.function(tf.matmul, autograph=False)
+    best = float("inf")
+    for number in range(PRODUCTS_ROUNDS + 1):  # the first prepares the kernels
+        began = time.perf_counter()
+        for shape in matrices:
+            product(*pairs[shape])
+        spent = time.perf_counter() - began
+        best = min(best, spent) if number else best
+    return sum(2.0 * rows * one * other for one, other in matrices) / best
+
+
+def _answer(asked: str, config: Config, plan: Plan, take: Callable[[int], float]) -> Any:
+    return products_flops(config, plan) if asked == "products" else take(int(asked))
+
+
+if __name__ == "__main__":
+    prepared = prepare(sys.argv[1:])
+    for line in sys.stdin:
+        print(_answer(line.strip(), *prepared), flush=True)

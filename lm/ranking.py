@@ -1,0 +1,133 @@
+"""`lm plan --sweep`: the instance types and ways of parallelism that a run fits, by dollars and by hours."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from rich.table import Table
+
+from lm.catalog import Instance, gpus, hosts, instances, replicas
+from lm.catalog.checks import choose
+from lm.catalog.fitting import with_instance_type
+from lm.disagreements import disagreements
+from lm.estimate import Estimate, estimate
+from lm.plan import Plan, human_bytes, make_plan
+from lm.schema import Config, Horovod, Sdp, Single, Smp
+
+MICROBATCHES = (4, 8, 16, 32)  # that a pipeline is tried with
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run: what is typed after the command as it stands, its plan and its estimate.
+
+    The global batch stays what it is, so train.global_batch_sequences is to be typed besides where it was left out.
+    """
+
+    typed: Tuple[str, ...]
+    plan: Plan
+    estimate: Estimate
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Plain values for JSON."""
+        memory = self.plan.memory_per_device.total
+        typed = [*self.typed, f"train.global_batch_sequences={self.plan.global_batch_sequences}"]
+        return {"overrides": typed, "memory_per_device": memory, **self.estimate.as_dict()}
+
+
+def rank(config: Config) -> List[Candidate]:
+    """Every candidate that fits, the cheapest first, those of no known price last; the batch stays what it is.
+
+    config: of a SageMaker cluster, whose instance_count each candidate has.
+    """
+    found = [
+        candidate
+        for instance in instances().values()
+        if instance.gpu in gpus() and instance.name in hosts()
+        for candidate in _on(config, instance)
+    ]
+    return sorted(found, key=lambda one: (one.estimate.usd is None, one.estimate.usd or 0.0, one.estimate.hours))
+
+
+def _on(config: Config, instance: Instance) -> Iterator[Candidate]:
+    """The best of each way of parallelism on an instance type, with and without recomputation."""
+    for typed, parallel in _ways(config, instance):
+        for recompute in ("none", "block"):
+            model = dataclasses.replace(config.model, recompute=recompute)
+            base = dataclasses.replace(config, model=model, parallel=parallel)
+            changed = with_instance_type(base, instance.name)
+            words = [f"cluster.instance_type={instance.name}", *typed, f"model.recompute={recompute}"]
+            fitting = _first_that_fits(words, changed)
+            if fitting is not None:
+                yield fitting
+
+
+def _ways(config: Config, instance: Instance) -> Iterator[Tuple[List[str], Any]]:
+    """What is typed for each way of parallelism, and the section that it makes."""
+    scaling = getattr(config.parallel, "lr_scaling", "none")
+    if instance.gpus * config.cluster.instance_count == 1:
+        yield ["parallel=single"], Single(name="single")
+        return
+    yield ["parallel=horovod"], Horovod(name="horovod", lr_scaling=scaling)
+    yield ["parallel=sdp"], Sdp(name="sdp", lr_scaling=scaling)
+    for partitions in (n for n in range(2, instance.gpus + 1) if instance.gpus % n == 0):
+        count = replicas(config.cluster.instance_count, instance.gpus, "smp", partitions)
+        for microbatches in MICROBATCHES:
+            words = ["parallel=smp", f"parallel.partitions={partitions}", f"parallel.microbatches={microbatches}"]
+            yield (
+                words,
+                Smp(
+                    name="smp",
+                    partitions=partitions,
+                    microbatches=microbatches,
+                    pipeline=getattr(config.parallel, "pipeline", "interleaved"),
+                    optimize=getattr(config.parallel, "optimize", "memory"),
+                    placement_strategy=getattr(config.parallel, "placement_strategy", "cluster"),
+                    auto_partition=getattr(config.parallel, "auto_partition", True),
+                    horovod=count > 1,
+                    lr_scaling=scaling,
+                ),
+            )
+
+
+def _first_that_fits(typed: List[str], config: Config) -> Optional[Candidate]:
+    """With the fewest passes a step that the memory allows; None where nothing fits, or the catalog is against it."""
+    if config.parallel.name == "smp":
+        sizes: List[Optional[int]] = [None]
+    else:
+        each = config.train.global_batch_sequences // config.cluster.processes
+        sizes = [n for n in range(each, 0, -1) if each % n == 0]
+    for size in sizes:
+        tried = dataclasses.replace(config, train=dataclasses.replace(config.train, microbatch_sequences=size))
+        if disagreements(tried):
+            continue
+        plan = make_plan(tried)
+        choice, problems = choose(tried, plan)
+        if problems:
+            continue
+        found = estimate(tried, plan, choice)
+        if found is not None:
+            words = [*typed, f"train.microbatch_sequences={size}"] if size else typed
+            return Candidate(tuple(words), plan, found)
+    return None
+
+
+def ranking_table(candidates: List[Candidate], rows: int) -> Table:
+    """The first so many, as people read them."""
+    batch = f"train.global_batch_sequences={candidates[0].plan.global_batch_sequences}"
+    shown = Table(title=f"the {min(rows, len(candidates))} cheapest of {len(candidates)} that fit, all with {batch}")
+    for heading in ("USD", "hours", "kg CO2e", "s a step", "a GPU", "type"):
+        shown.add_column(heading, justify="left" if heading == "type" else "right", overflow="fold")
+    for one in candidates[:rows]:
+        guess = one.estimate
+        shown.add_row(
+            "not known" if guess.usd is None else f"{guess.usd:,.2f}",
+            f"{guess.hours:,.2f}",
+            "not known" if guess.kg_co2e is None else f"{guess.kg_co2e:,.2f}",
+            f"{guess.step_seconds:.3g}",
+            human_bytes(one.plan.memory_per_device.total),
+            " ".join(one.typed),
+        )
+    return shown
