@@ -81,7 +81,7 @@ def cross_entropy(logits_NV: tf.Tensor, labels_N: tf.Tensor) -> tf.Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels_N, logits=logits_NV)
 
 
-@functools.cache
+@functools.lru_cache  # one compiled pass for all norms that are alike
 def normalised(epsilon: float, centred: bool) -> Callable[..., tf.Tensor]:
     """LayerNorm (Ba et al. 2016), or RMSNorm (Zhang and Sennrich 2019) where not centred: x, scale, offset -> y.
 

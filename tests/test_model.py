@@ -11,6 +11,7 @@ import tensorflow as tf
 from conftest import ROOT
 from safetensors.numpy import load_file
 
+from lm import fused
 from lm.compose import compose
 from lm.fused import cross_entropy
 from lm.model import Decoder, named_variables
@@ -198,3 +199,29 @@ def test_dropout_keeps_the_mean_and_drops_the_rate() -> None:
     assert np.mean(dropped == 0) == pytest.approx(0.25, abs=0.01)
     np.testing.assert_allclose(np.unique(dropped), [0.0, 1 / 0.75], rtol=1e-6)
     assert dropped.mean() == pytest.approx(1.0, abs=0.02)
+
+
+# --- compiled passes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_are_the_same_with_and_without_xla(kind: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To eight roundings of half precisions, to a hundred of float32, of the loss and each gradient's largest value."""
+    decoder = Decoder(settings(**KINDS[kind]), 61, seed=0, precision=precision)
+    named = randomised(decoder)
+    tokens_BS = tf.random.stateless_uniform([3, 9], [1, 2], 0, 61, tf.int32)
+
+    def loss_and_gradients() -> Tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(decoder(tokens_BS[:, :-1], labels_BT=tokens_BS[:, 1:]))
+        return loss, [tf.convert_to_tensor(one) for one in tape.gradient(loss, list(named.values()))]
+
+    compiled = tf.function(loss_and_gradients, autograph=False)()
+    monkeypatch.setattr(fused, "_compiles", False)
+    plain = tf.function(loss_and_gradients, autograph=False)()
+    tolerance = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}[precision]
+    assert float(compiled[0]) == pytest.approx(float(plain[0]), rel=tolerance)
+    for name, one, other in zip(named, compiled[1], plain[1]):
+        largest = max(float(tf.reduce_max(tf.abs(other))), 1e-3)
+        assert float(tf.reduce_max(tf.abs(one - other))) <= tolerance * largest, name

@@ -39,7 +39,7 @@ def here(command: str) -> List[str]:
 
 def test_readme_has_its_commands() -> None:
     assert COMMANDS[:2] == ["uv run python train.py", "uv run pytest"]
-    assert len(COMMANDS) == 13
+    assert len(COMMANDS) == 15
 
 
 @pytest.mark.parametrize("command", QUICK)

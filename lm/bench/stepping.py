@@ -61,7 +61,7 @@ def products_flops(config: Config, plan: Plan) -> float:
         shape: [tf.cast(tf.random.normal(size), compute) for size in ((rows, shape[0]), shape)]
         for shape in set(matrices)
     }
-    product = tf.function(tf.matmul, autograph=False)
+    product = tf.matmul
     best = float("inf")
     for number in range(PRODUCTS_ROUNDS + 1):  # the first prepares the kernels
         began = time.perf_counter()

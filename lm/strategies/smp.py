@@ -13,6 +13,7 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import tensorflow as tf
 
+from lm import fused
 from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
@@ -51,6 +52,7 @@ class ModelParallel(Strategy):
             self.partition_devices = double.current().devices
             self.devices = with_hardware_of_their_own(self.partition_devices)
         else:
+            fused.without_xla()  # SageMaker's library partitions a graph of operations, and is silent about XLA
             devices.take(smp.local_rank(), smp.local_size())  # 2: a device of its own, by local rank
         self.topology = Topology(
             rank=smp.dp_rank() if self.ours else smp.rank(),
