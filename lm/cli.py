@@ -84,6 +84,7 @@ def _plan(options: argparse.Namespace) -> int:
     from lm.catalog.checks import choose
     from lm.compose import compose
     from lm.estimate import estimate
+    from lm.history import reached
     from lm.plan import make_plan
 
     config = compose(options.overrides)
@@ -100,6 +101,11 @@ def _plan(options: argparse.Namespace) -> int:
             values["estimate"] = found.as_dict()
             rows += found.rows()
             assumptions = [(one.name, f"{one.value}  ({one.source})") for one in found.assumptions]
+    else:
+        past = reached(config)
+        if past is not None:
+            values["expected_step_seconds"] = past.step_seconds(plan)
+            rows += past.rows(plan)
     if options.json:
         print(json.dumps(values, indent=1))
         return 0

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from lm.catalog import gpus, grids, hosts
 from lm.catalog.choice import Choice
+from lm.history import reached
 from lm.plan import Plan
 from lm.schema import Config
 
@@ -61,11 +62,15 @@ class Estimate:
         rows = [
             ("step, estimated", f"{self.step_seconds:.3g} s on {self.gpus} GPUs: {parts}"),
             ("run, estimated", f"{self.hours:,.2f} hours at {self.tokens_per_second:,.0f} tokens/s: {cost}"),
+            ("machine hours", f"{self.machine_hours:,.2f}{self._tokens_a_dollar()}"),
         ]
         if self.kwh is not None and self.kg_co2e is not None and self.cleanest_kg_co2e is not None:
             elsewhere = f"{self.cleanest_kg_co2e:,.2f} in {self.cleanest_region}"
             rows.append(("emissions", f"{self.kwh:,.1f} kWh, {self.kg_co2e:,.2f} kg of CO2e; {elsewhere}"))
         return rows
+
+    def _tokens_a_dollar(self) -> str:
+        return f"; {self.tokens_per_second * self.hours * 3600 / self.usd:,.0f} tokens a dollar" if self.usd else ""
 
     def as_dict(self) -> Dict[str, Any]:
         """Plain values for JSON."""
@@ -93,7 +98,12 @@ def estimate(config: Config, plan: Plan, choice: Choice) -> Optional[Estimate]:
         Assumption("share of it", f"{share:.0%} at width {width}", "lm/catalog/gpus.yaml"),
     ]
     allreduce = 0.0
-    if plan.replicas > 1:
+    past = reached(config)
+    if past is not None:  # with everything in it
+        compute, bubble = past.step_seconds(plan), 0.0
+        measured = f"{past.flops_per_second / 1e12:.3g} TFLOP/s at width {past.width}"
+        assumptions = [Assumption("measured before", measured, f"{past.runs} finished here of the same kind")]
+    elif plan.replicas > 1:
         where = "one_host" if cluster.instance_count == 1 else "several_hosts"
         if host is None:
             return None

@@ -19,6 +19,7 @@ from lm.data.mixture import Mixture, make_mixture
 from lm.data.shards import Manifest
 from lm.data.streams import TokenStream
 from lm.generate import continue_text
+from lm.history import hardware
 from lm.model import Decoder, named_variables
 from lm.optimizer import make_optimizer
 from lm.plan import Plan
@@ -81,7 +82,7 @@ def train(
         log.info("resumed at step %d, sequence %d", progress.step, progress.sequences)
 
     # --- the steps ---------------------------------------------------------------------------------
-    summary = _first_summary(plan, manifest, topology.size, peak_flops, peak_from)
+    summary = _first_summary(config, plan, manifest, topology.size, peak_flops, peak_from)
     summary["checkpoint_step"] = progress.step if restored else None
     display = StepDisplay(console, plan.steps, progress.step, chief)
     tracker: Optional[Tracker] = None
@@ -248,7 +249,7 @@ def _evaluation_due(progress: Progress, config: Config) -> bool:
 
 
 def _first_summary(
-    plan: Plan, manifest: Manifest, world: int, peak_flops: float, peak_from: str
+    config: Config, plan: Plan, manifest: Manifest, world: int, peak_flops: float, peak_from: str
 ) -> Dict[str, Any]:
     held_out = manifest.totals("validation")
     return {
@@ -256,6 +257,7 @@ def _first_summary(
         "steps": plan.steps,
         "parameters": plan.parameters,
         "world": world,
+        "hardware": hardware(config),
         "gzip_bits_per_byte": 8 * held_out.gzip_bytes / held_out.text_bytes,
         "peak_flops_per_second": peak_flops,
         "peak_from": peak_from,
