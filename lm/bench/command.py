@@ -30,6 +30,15 @@ def add_bench(commands: Any) -> None:
     step.add_argument("--rounds", type=positive, default=9, help="of which the median counts (%(default)s)")
     step.set_defaults(work=_step)
 
+    strategies = what.add_parser("strategies", help="each strategy's training speed against one process's")
+    strategies.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of train.py")
+    strategies.add_argument("--steps", type=positive, default=40, help="of a run (%(default)s)")
+    strategies.add_argument("--rounds", type=positive, default=3, help="of which the median counts (%(default)s)")
+    strategies.set_defaults(work=_strategies)
+
+    plan = what.add_parser("plan", help="planned memory and step time against measured")
+    plan.set_defaults(work=_plan)
+
     data = what.add_parser("data", help="lm prepare against a pipeline of Hugging Face's tokenizers")
     data.add_argument("--megabytes", type=positive, default=200, help="of text, found on this machine (%(default)s)")
     data.add_argument("--vocabulary-size", type=positive, default=32768, help="ids (%(default)s)")
@@ -81,6 +90,21 @@ def _step(options: argparse.Namespace) -> int:
     typed = [*SHAPE, *options.overrides]
     rows = bench_step(options.sizes, options.precisions, typed, options.peers, options.rounds, make_console())
     return _report("step", rows, _step_ratios(rows))
+
+
+def _strategies(options: argparse.Namespace) -> int:
+    from lm.bench.strategies import bench_strategies
+
+    found = bench_strategies(options.overrides, options.steps, options.rounds, make_console())
+    return _report("strategies", found, {name: row["against_single"] for name, row in found.items()})
+
+
+def _plan(_: argparse.Namespace) -> int:
+    from lm.bench.plan import bench_plan
+
+    found = bench_plan(make_console())
+    ratios = {f"{' '.join(row['typed'])}, memory": row["planned_bytes"] / row["peak_bytes"] for row in found}
+    return _report("plan", found, ratios)
 
 
 def _data(options: argparse.Namespace) -> int:

@@ -2,15 +2,18 @@
 
     python -m lm.bench.stepping OVERRIDE...
 
-Each line of standard input is a number of steps to take, answered with their seconds, or `products`, answered with the
-FLOP/s of the model's own matrix products.
+Each line of standard input is a number of steps to take, answered with their seconds; `products`, answered with the
+FLOP/s of the model's own matrix products; or `memory`: the process's peak in bytes, less what it had before the model.
 """
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
-from typing import Any, Callable, List, Tuple
+from typing import Callable, List, Tuple
+
+import psutil
 
 from lm.compose import compose
 from lm.plan import Plan, make_plan, weight_shapes
@@ -72,11 +75,20 @@ def products_flops(config: Config, plan: Plan) -> float:
     return sum(2.0 * rows * one * other for one, other in matrices) / best
 
 
-def _answer(asked: str, config: Config, plan: Plan, take: Callable[[int], float]) -> Any:
-    return products_flops(config, plan) if asked == "products" else take(int(asked))
+def main(overrides: List[str]) -> None:
+    """Answers standard input to its end."""
+    import_tensorflow()
+    before = psutil.Process().memory_info().rss
+    config, plan, take = prepare(overrides)
+    for line in sys.stdin:
+        if line.strip() == "products":
+            answer: float = products_flops(config, plan)
+        elif line.strip() == "memory":
+            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+        else:
+            answer = take(int(line))
+        print(answer, flush=True)
 
 
 if __name__ == "__main__":
-    prepared = prepare(sys.argv[1:])
-    for line in sys.stdin:
-        print(_answer(line.strip(), *prepared), flush=True)
+    main(sys.argv[1:])
