@@ -61,8 +61,8 @@ def reached(config: Config, outputs: Path = OUTPUTS) -> Optional[Reached]:
     """
     here = hardware(config)
     found: Dict[int, List[float]] = {}
-    for summary, settings, plan in _finished(outputs):
-        if summary.get("hardware") == here and _kind(settings) == _kind(dataclasses.asdict(config)):
+    for summary, settings, plan in _finished(outputs, here):
+        if _kind(settings) == _kind(dataclasses.asdict(config)):
             rate = summary["tokens_per_second"] * plan["flops_per_token"]
             found.setdefault(settings["model"]["width"], []).append(rate)
     if not found:
@@ -71,12 +71,13 @@ def reached(config: Config, outputs: Path = OUTPUTS) -> Optional[Reached]:
     return Reached(statistics.median(found[width]), len(found[width]), width)
 
 
-def _finished(outputs: Path) -> Iterator[Tuple[Dict[str, Any], Any, Dict[str, Any]]]:
-    """Summary, settings and plan of each finished run whose speed was measured."""
+def _finished(outputs: Path, hardware: str) -> Iterator[Tuple[Dict[str, Any], Any, Dict[str, Any]]]:
+    """Summary, settings and plan of each finished run on this hardware whose speed was measured."""
     for path in sorted(outputs.glob("*/*/summary.json")):
         run = RunFolder(path.parent)
         summary = run.read_summary()
-        if summary.get("status") == "finished" and summary.get("tokens_per_second"):
+        measured = summary.get("status") == "finished" and summary.get("tokens_per_second")
+        if measured and summary.get("hardware") == hardware and run.config.exists() and run.plan.exists():
             yield summary, OmegaConf.load(run.config), json.loads(run.plan.read_text())
 
 

@@ -28,7 +28,7 @@ from lm.report import StepDisplay, closing_rows, make_console, open_log, table
 from lm.run import RunFailed, RunFolder, write_whole
 from lm.schema import Config
 from lm.stop import StopRequest
-from lm.stopwatch import Stopwatch
+from lm.stopwatch import Stopwatch, shares
 from lm.strategies import Strategy, devices
 from lm.tracking import Tracker
 
@@ -93,7 +93,7 @@ def train(
             config.profiling.name, run.profiler, topology.rank, topology.local_rank, topology.local_size
         )
         if chief:
-            stopwatch.go_on_from(progress.seconds, _lost_seconds(run, progress))
+            stopwatch.go_on_from(progress.seconds, run.seconds_since(progress.saved_at))
             kept = run.forget_metrics_after(progress.step)
             summary["loss"] = next((line["loss"] for line in reversed(kept) if "loss" in line), None)
         if chief and config.tracking.uri is not None:
@@ -196,7 +196,7 @@ def train(
         )
         try:
             if chief:
-                run.append_metrics({**_position(progress, plan), **_goodput(split)})
+                run.append_metrics({**_position(progress, plan), **shares(split)})
                 run.write_summary(summary)
         finally:
             if tracker is not None:
@@ -286,20 +286,6 @@ def _rates(seconds: Dict[str, float], plan: Plan, peak_flops: float) -> Dict[str
         "mfu": rate * plan.flops_per_token / peak_flops,
         "data_wait_fraction": waited / busy if busy else 0.0,
     }
-
-
-def _lost_seconds(run: RunFolder, progress: Progress) -> float:
-    """How long earlier attempts went on after what they saved last: their work is done again."""
-    times = [line["time"] for line, _ in run.metric_lines()]
-    if not times:
-        return 0.0
-    since = times[0] if progress.saved_at is None else progress.saved_at
-    return max(0.0, times[-1] - since)
-
-
-def _goodput(split: Dict[str, float]) -> Dict[str, float]:
-    """The share of each kind of time, for the metrics."""
-    return {f"goodput/{kind}": spent / split["total"] for kind, spent in split.items() if kind != "total"}
 
 
 def _nonfinite(line: Dict[str, Any], progress: Progress, checkpoints: Checkpoints) -> str:

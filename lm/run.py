@@ -87,6 +87,14 @@ class RunFolder:
                     if line.endswith(b"\n"):
                         yield json.loads(line), start
 
+    def seconds_since(self, saved_at: Optional[float]) -> float:
+        """How long earlier attempts went on after what they saved last, as far as metrics tell: it is done again.
+
+        saved_at: None where nothing was saved.
+        """
+        times = [line["time"] for line, _ in self.metric_lines()]
+        return max(0.0, times[-1] - (times[0] if saved_at is None else saved_at)) if times else 0.0
+
     def forget_metrics_after(self, step: int) -> List[Dict[str, Any]]:
         """Drops the lines of steps that will be done again; returns those that stay."""
         kept = [line for line, _ in self.metric_lines() if line["step"] <= step]

@@ -51,3 +51,8 @@ class Stopwatch:
         kinds = [*here, *(kind for kind in self._earlier if kind not in here)]
         both = {kind: here.get(kind, 0.0) + self._earlier.get(kind, 0.0) for kind in kinds}
         return {**both, "total": sum(both.values())}
+
+
+def shares(split: Dict[str, float]) -> Dict[str, float]:
+    """The share of each kind of a split, by the names that metrics have."""
+    return {f"goodput/{kind}": seconds / split["total"] for kind, seconds in split.items() if kind != "total"}
