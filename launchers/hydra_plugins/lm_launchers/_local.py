@@ -107,16 +107,6 @@ def _run_processes(config: Config, config_file: Path) -> Tuple[int, int]:
     if processes > 1:
         command = [sys.executable, "-u", "-m", "hydra_plugins.lm_launchers._gloo", str(processes), *command]
     launch_id = uuid.uuid4().hex
-    child = subprocess.Popen(
-        command,
-        env={**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": _python_path()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and we pass it on in order
-        preexec_fn=_end_with_the_launcher,
-    )
     received: List[int] = []
     overdue = threading.Timer(GRACE_SECONDS, _kill, [launch_id])
     overdue.daemon = True
@@ -130,8 +120,21 @@ def _run_processes(config: Config, config_file: Path) -> Tuple[int, int]:
         else:  # none has started yet, so none has anything to save
             _kill(launch_id)
 
+    # Before there is a process, or a signal that comes in between would be nobody's.
     earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": _python_path()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and we pass it on in order
+            preexec_fn=_end_with_the_launcher,
+        )
+        if received:
+            _kill(launch_id)
         told = _relay(child, processes)
         status = child.wait()
     finally:
