@@ -117,8 +117,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _rank(config: Config, options: argparse.Namespace) -> int:
-    from lm.ranking import rank, ranking_table
-    from lm.scatter import Point, scatter
+    from lm.ranking import chart_points, rank, ranking_table
+    from lm.scatter import scatter
 
     if not isinstance(config.cluster, SageMaker):
         text = f"a ranking is of SageMaker's instance types, and cluster={config.cluster.name}"
@@ -131,12 +131,8 @@ def _rank(config: Config, options: argparse.Namespace) -> int:
         print(json.dumps([one.as_dict() for one in found], indent=1))
     else:
         make_console().print(ranking_table(found, options.rows))
-    priced = [(one, one.estimate.usd) for one in found if one.estimate.usd]
-    if options.html and priced:
-        points = [
-            Point(one.estimate.hours, usd, one.typed[0].partition("=")[2], f"{usd:,.2f} USD: {' '.join(one.typed)}")
-            for one, usd in priced
-        ]
+    points = chart_points(found) if options.html else []
+    if points:
         options.html.write_text(scatter(f"{config.run.name}: dollars and hours", "hours", "US dollars", points))
         print(f"{options.html}: a chart of {len(points)}", file=sys.stderr)
     return 0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from lm.catalog import gpus, grids, hosts
 from lm.catalog.choice import Choice
-from lm.history import reached
+from lm.history import FinishedRun, reached
 from lm.plan import Plan
 from lm.schema import Config
 
@@ -77,8 +77,23 @@ class Estimate:
         return {**dataclasses.asdict(self), "step_seconds": self.step_seconds}
 
 
-def estimate(config: Config, plan: Plan, choice: Choice) -> Optional[Estimate]:
-    """The estimate of a run on a SageMaker cluster; None where the catalog does not know its machines' speed."""
+def step_flops(config: Config, plan: Plan) -> float:
+    """FLOPs of an optimizer step, those that are recomputed included."""
+    return plan.flops_per_token * plan.tokens_per_step * (RECOMPUTED if config.model.recompute == "block" else 1)
+
+
+def share_at(width: int) -> float:
+    """The share that a model of some width gets of what a very wide one gets."""
+    return width / (width + HALF_SHARE_WIDTH)
+
+
+def estimate(
+    config: Config, plan: Plan, choice: Choice, runs: Optional[Sequence[FinishedRun]] = None
+) -> Optional[Estimate]:
+    """The estimate of a run on a SageMaker cluster; None where the catalog does not know its machines' speed.
+
+    runs: earlier ones, as lm.history.reached has them.
+    """
     cluster, instance, precision = config.cluster, choice.instance, config.train.precision
     gpu = gpus().get(instance.gpu) if instance is not None else None
     host = hosts().get(instance.name) if instance is not None else None
@@ -86,19 +101,18 @@ def estimate(config: Config, plan: Plan, choice: Choice) -> Optional[Estimate]:
         return None
     fast = precision if precision in gpu.peak_tflops else "float32"
     width = config.model.width
-    share = gpu.share_of_peak[fast] * width / (width + HALF_SHARE_WIDTH)
+    share = gpu.share_of_peak[fast] * share_at(width)
     count = 1 if config.parallel.name == "single" else cluster.instance_count * cluster.gpus_per_host
     partitions = getattr(config.parallel, "partitions", 1)
 
-    work = plan.flops_per_token * plan.tokens_per_step * (RECOMPUTED if config.model.recompute == "block" else 1)
-    compute = work / (count * gpu.peak_tflops[fast] * 1e12 * share)
+    compute = step_flops(config, plan) / (count * gpu.peak_tflops[fast] * 1e12 * share)
     bubble = compute * (partitions - 1) / plan.accumulation if partitions > 1 else 0.0
     assumptions = [
         Assumption(f"a {instance.gpu}'s peak", f"{gpu.peak_tflops[fast]:g} TFLOP/s in {fast}", gpu.source),
         Assumption("share of it", f"{share:.0%} at width {width}", "lm/catalog/gpus.yaml"),
     ]
     allreduce = 0.0
-    past = reached(config)
+    past = reached(config, runs)
     if past is not None:  # with everything in it
         compute, bubble = past.step_seconds(plan), 0.0
         measured = f"{past.flops_per_second / 1e12:.3g} TFLOP/s at width {past.width}"

@@ -1,7 +1,7 @@
 """Chains of elementwise operations and reductions, compiled by XLA so that each is one pass over memory.
 
 Matrix products stay outside: on CPUs oneDNN's are faster than XLA's. A pass keeps its inputs for its gradient and
-computes the rest again, which costs nothing beside reading them. docs/architecture.md has what each of them gains.
+computes the rest again, which costs nothing beside reading them. docs/architecture.md has what they gain together.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ def without_xla() -> None:
     _compiles = False
 
 
+def _by_xla(function: Callable[..., Any]) -> Callable[..., Any]:
+    return tf.function(function, autograph=False, jit_compile=True)
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled as a whole for each shape that it meets."""
-    whole = tf.function(function, autograph=False, jit_compile=True)
+    whole = _by_xla(function)
     return lambda *inputs: whole(*inputs) if _compiles else function(*inputs)
 
 
@@ -32,7 +36,7 @@ def one_pass(function: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     def gradients(upstream: tf.Tensor, *inputs: tf.Tensor) -> Any:
         return tf.gradients(function(*inputs), list(inputs), upstream)
 
-    forward, backward = compiled(function), tf.function(gradients, autograph=False, jit_compile=True)
+    forward, backward = _by_xla(function), _by_xla(gradients)
 
     @tf.custom_gradient
     def passed(*inputs: tf.Tensor) -> Tuple[tf.Tensor, Any]:

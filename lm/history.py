@@ -9,8 +9,9 @@ import os
 import re
 import statistics
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from omegaconf import OmegaConf
 
@@ -54,31 +55,44 @@ def hardware(config: Config) -> str:
     return " + ".join([cores, *(model[1].strip() for model in models if model)])
 
 
-def reached(config: Config, outputs: Path = OUTPUTS) -> Optional[Reached]:
+class FinishedRun:
+    """A run whose speed was measured. Its files are read once, and those beside the summary when they are asked for."""
+
+    def __init__(self, folder: RunFolder, summary: Dict[str, Any]) -> None:
+        self.folder, self.summary = folder, summary
+
+    @cached_property
+    def settings(self) -> Any:
+        return OmegaConf.load(self.folder.config)
+
+    @cached_property
+    def flops_per_second(self) -> float:
+        rate: float = self.summary["tokens_per_second"] * json.loads(self.folder.plan.read_text())["flops_per_token"]
+        return rate
+
+
+def finished_runs(outputs: Path = OUTPUTS) -> List[FinishedRun]:
+    """Every finished run whose speed was measured and whose settings and plan are still there."""
+    folders = [RunFolder(path.parent) for path in sorted(outputs.glob("*/*/summary.json"))]
+    runs = [FinishedRun(run, run.read_summary()) for run in folders if run.config.exists() and run.plan.exists()]
+    return [run for run in runs if run.summary.get("status") == "finished" and run.summary.get("tokens_per_second")]
+
+
+def reached(config: Config, runs: Optional[Sequence[FinishedRun]] = None) -> Optional[Reached]:
     """What finished runs reached with the same hardware, strategy, processes, precision and recomputation.
 
     Of several widths the nearest counts, because wider products come nearer to the hardware's peak. None without any.
+    runs: None: those in outputs/.
     """
-    here = hardware(config)
+    here, kind = hardware(config), _kind(dataclasses.asdict(config))
     found: Dict[int, List[float]] = {}
-    for summary, settings, plan in _finished(outputs, here):
-        if _kind(settings) == _kind(dataclasses.asdict(config)):
-            rate = summary["tokens_per_second"] * plan["flops_per_token"]
-            found.setdefault(settings["model"]["width"], []).append(rate)
+    for run in finished_runs() if runs is None else runs:
+        if run.summary.get("hardware") == here and _kind(run.settings) == kind:
+            found.setdefault(run.settings["model"]["width"], []).append(run.flops_per_second)
     if not found:
         return None
     width = min(found, key=lambda width: abs(math.log(width / config.model.width)))
     return Reached(statistics.median(found[width]), len(found[width]), width)
-
-
-def _finished(outputs: Path, hardware: str) -> Iterator[Tuple[Dict[str, Any], Any, Dict[str, Any]]]:
-    """Summary, settings and plan of each finished run on this hardware whose speed was measured."""
-    for path in sorted(outputs.glob("*/*/summary.json")):
-        run = RunFolder(path.parent)
-        summary = run.read_summary()
-        measured = summary.get("status") == "finished" and summary.get("tokens_per_second")
-        if measured and summary.get("hardware") == hardware and run.config.exists() and run.plan.exists():
-            yield summary, OmegaConf.load(run.config), json.loads(run.plan.read_text())
 
 
 def _kind(settings: Any) -> Tuple[Any, ...]:

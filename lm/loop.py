@@ -41,7 +41,7 @@ def train(
 ) -> Dict[str, Any]:
     """Trains, or goes on training, in a run folder. Every rank calls it; rank 0 alone writes.
 
-    data: the folder of the prepared set. stopwatch: started when this process was. Returns the summary, whose
+    data: the folder of the prepared set. stopwatch: started before TensorFlow was imported. Returns the summary, whose
     status is finished or stopped. Raises RunFailed for a run that cannot go on, and ConfigError for a checkpoint of
     another model or dataset.
     """
@@ -109,12 +109,12 @@ def train(
                 return
             progress.measure(val_loss)
             measured = {"val_loss": val_loss, "val_bits_per_byte": bits_per_byte(val_loss, manifest)}
-            shares = _shares(mixture, progress)
+            consumed = _consumed(mixture, progress)
             if chief:
-                run.append_metrics({**_position(progress, plan), **measured, **shares})
+                run.append_metrics({**_position(progress, plan), **measured, **consumed})
             display.evaluated(progress.step, measured, summary["gzip_bits_per_byte"])
-            if shares:
-                log.info("  consumed so far: %s", ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
+            if consumed:
+                log.info("  consumed so far: %s", ", ".join(f"{name} {share:.1%}" for name, share in consumed.items()))
 
         def save() -> None:
             progress.seconds, progress.saved_at = stopwatch.split(), time.time()
@@ -268,7 +268,7 @@ def _position(progress: Progress, plan: Plan) -> Dict[str, Any]:
     return {"step": progress.step, "time": time.time(), "tokens": progress.sequences * plan.context_tokens}
 
 
-def _shares(mixture: Mixture, progress: Progress) -> Dict[str, float]:
+def _consumed(mixture: Mixture, progress: Progress) -> Dict[str, float]:
     """What the run has consumed of each source so far, where there are several."""
     if len(mixture.sequences()) == 1:
         return {}

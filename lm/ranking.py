@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from rich.table import Table
 
@@ -13,7 +13,9 @@ from lm.catalog.checks import choose
 from lm.catalog.fitting import with_instance_type
 from lm.disagreements import disagreements
 from lm.estimate import Estimate, estimate
+from lm.history import FinishedRun, finished_runs
 from lm.plan import Plan, human_bytes, make_plan
+from lm.scatter import Point
 from lm.schema import Config, Horovod, Sdp, Single, Smp
 
 MICROBATCHES = (4, 8, 16, 32)  # that a pipeline is tried with
@@ -42,16 +44,17 @@ def rank(config: Config) -> List[Candidate]:
 
     config: of a SageMaker cluster, whose instance_count each candidate has.
     """
+    runs = finished_runs()
     found = [
         candidate
         for instance in instances().values()
         if instance.gpu in gpus() and instance.name in hosts()
-        for candidate in _on(config, instance)
+        for candidate in _on(config, instance, runs)
     ]
     return sorted(found, key=lambda one: (one.estimate.usd is None, one.estimate.usd or 0.0, one.estimate.hours))
 
 
-def _on(config: Config, instance: Instance) -> Iterator[Candidate]:
+def _on(config: Config, instance: Instance, runs: Sequence[FinishedRun]) -> Iterator[Candidate]:
     """The best of each way of parallelism on an instance type, with and without recomputation."""
     for typed, parallel in _ways(config, instance):
         for recompute in ("none", "block"):
@@ -59,7 +62,7 @@ def _on(config: Config, instance: Instance) -> Iterator[Candidate]:
             base = dataclasses.replace(config, model=model, parallel=parallel)
             changed = with_instance_type(base, instance.name)
             words = [f"cluster.instance_type={instance.name}", *typed, f"model.recompute={recompute}"]
-            fitting = _first_that_fits(words, changed)
+            fitting = _first_that_fits(words, changed, runs)
             if fitting is not None:
                 yield fitting
 
@@ -92,7 +95,7 @@ def _ways(config: Config, instance: Instance) -> Iterator[Tuple[List[str], Any]]
             )
 
 
-def _first_that_fits(typed: List[str], config: Config) -> Optional[Candidate]:
+def _first_that_fits(typed: List[str], config: Config, runs: Sequence[FinishedRun]) -> Optional[Candidate]:
     """With the fewest passes a step that the memory allows; None where nothing fits, or the catalog is against it."""
     if config.parallel.name == "smp":
         sizes: List[Optional[int]] = [None]
@@ -107,7 +110,7 @@ def _first_that_fits(typed: List[str], config: Config) -> Optional[Candidate]:
         choice, problems = choose(tried, plan)
         if problems:
             continue
-        found = estimate(tried, plan, choice)
+        found = estimate(tried, plan, choice, runs)
         if found is not None:
             words = [*typed, f"train.microbatch_sequences={size}"] if size else typed
             return Candidate(tuple(words), plan, found)
@@ -131,3 +134,12 @@ def ranking_table(candidates: List[Candidate], rows: int) -> Table:
             " ".join(one.typed),
         )
     return shown
+
+
+def chart_points(candidates: List[Candidate]) -> List[Point]:
+    """Hours and dollars of those whose price is known, grouped by instance type."""
+    return [
+        Point(one.estimate.hours, usd, one.typed[0].partition("=")[2], f"{usd:,.2f} USD: {' '.join(one.typed)}")
+        for one in candidates
+        if (usd := one.estimate.usd)
+    ]

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from lm.bench import baseline
 from lm.bench.checkpoint import bench_checkpoint
-from lm.bench.step import Contender, bench_step
+from lm.bench.contender import Contender
+from lm.bench.step import bench_step
 from lm.cli import main
 
 

@@ -14,13 +14,12 @@ BASELINE = Path(__file__).with_name("baseline.yaml")
 OUTPUT = Path("outputs/bench")
 
 
-def keep(name: str, found: Any, console: Console) -> Path:
+def keep(name: str, found: Any, console: Console) -> None:
     """Writes what a benchmark found as JSON."""
     path = OUTPUT / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1) + "\n")
     console.print(f"{path}: the same as JSON")
-    return path
 
 
 def fallen(name: str, ratios: Dict[str, float], console: Console) -> List[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any, Dict, List, Tuple
 
 from rich.console import Console
 from rich.table import Table
 
+from lm.bench.contender import our_command, started
 from lm.compose import compose
-from lm.estimate import HALF_SHARE_WIDTH, RECOMPUTED
-from lm.plan import Plan, human_bytes, make_plan
-from lm.schema import Config
+from lm.estimate import share_at, step_flops
+from lm.plan import human_bytes, make_plan
 
 STEPS = 3
 # One of each precision calibrates the others: the first.
@@ -43,8 +41,8 @@ def bench_plan(console: Console) -> List[Dict[str, Any]]:
         config = compose(typed)
         plan = make_plan(config)
         seconds, peak = _measure(typed)
-        full_speed = known.setdefault(config.train.precision, _work(config, plan) / _share(config) / seconds)
-        planned = _work(config, plan) / _share(config) / full_speed
+        work = step_flops(config, plan) / share_at(config.model.width)
+        planned = work / known.setdefault(config.train.precision, work / seconds)
         memory = plan.memory_per_device.total * getattr(config.parallel, "partitions", 1)  # all in this process
         steps = {"step_seconds": seconds, "planned_step_seconds": planned}
         found.append({"typed": typed, **steps, "peak_bytes": peak, "planned_bytes": memory})
@@ -65,21 +63,8 @@ def bench_plan(console: Console) -> List[Dict[str, Any]]:
     return found
 
 
-def _share(config: Config) -> float:
-    return config.model.width / (config.model.width + HALF_SHARE_WIDTH)
-
-
-def _work(config: Config, plan: Plan) -> float:
-    """FLOPs of a step."""
-    return plan.flops_per_token * plan.tokens_per_step * (RECOMPUTED if config.model.recompute == "block" else 1)
-
-
 def _measure(typed: List[str]) -> Tuple[float, int]:
-    """Seconds of the fastest step, and the peak of a process of its own in bytes."""
-    command = [sys.executable, "-m", "lm.bench.stepping", *typed]
-    asked = "1\n" * (STEPS + 1) + "memory\n"
-    done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise ChildProcessError(f"{' '.join(command)}: status {done.returncode}")
-    *seconds, peak = map(float, done.stdout.split())
-    return min(seconds[1:]), int(peak)
+    """Seconds of the fastest step but the first, and the peak of a process of its own in bytes."""
+    with started({"ours": our_command(typed)}) as contenders:
+        _, *seconds = [contenders["ours"].ask(1) for _ in range(STEPS + 1)]
+        return min(seconds), int(contenders["ours"].ask("memory"))

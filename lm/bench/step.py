@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import statistics
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, List, Optional
 
 from rich.console import Console
 from rich.table import Table
 
+from lm.bench.contender import our_command, started
 from lm.compose import compose
 from lm.plan import make_plan
 from lm.refusal import ConfigError, Problem
@@ -21,25 +20,6 @@ STEPS = 3  # at a time, each contender in turn
 PREPARING_STEPS = 3
 MODES = ("eager", "compiled")
 PEER = Path(__file__).with_name("peer.py")
-
-
-class Contender:
-    """A process that takes steps when it is asked to, and idles otherwise."""
-
-    def __init__(self, command: List[str]) -> None:
-        self.command = command
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(self, line: object) -> float:
-        """Its answer to a line. Raises ChildProcessError where it ended instead."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(line, file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise ChildProcessError(f"{' '.join(self.command)}: ended with status {self.process.wait()}")
-        return float(answer)
 
 
 def bench_step(
@@ -78,7 +58,7 @@ def bench_step(
 def _measure(overrides: List[str], peers: Optional[Path], rounds: int) -> Dict[str, Any]:
     config = compose(overrides)
     plan = make_plan(config)
-    commands = {"ours": [sys.executable, "-m", "lm.bench.stepping", *overrides]}
+    commands = {"ours": our_command(overrides)}
     if peers is not None:
         settings = {
             "layers": config.model.layers,
@@ -93,7 +73,7 @@ def _measure(overrides: List[str], peers: Optional[Path], rounds: int) -> Dict[s
             commands[mode] = [str(peers), str(PEER), json.dumps({**settings, "mode": mode})]
     seconds: Dict[str, List[float]] = {name: [] for name in commands}
     products: List[float] = []
-    with _started(commands) as contenders:
+    with started(commands) as contenders:
         for contender in contenders.values():
             contender.ask(PREPARING_STEPS)
         for _ in range(rounds):
@@ -110,14 +90,3 @@ def _measure(overrides: List[str], peers: Optional[Path], rounds: int) -> Dict[s
         "peers": rates or None,
         "against_peers": ours / max(rates.values()) if rates else None,
     }
-
-
-@contextlib.contextmanager
-def _started(commands: Dict[str, List[str]]) -> Iterator[Dict[str, Contender]]:
-    contenders = {name: Contender(command) for name, command in commands.items()}
-    try:
-        yield contenders
-    finally:
-        for contender in contenders.values():
-            contender.process.kill()
-            contender.process.wait()

@@ -25,7 +25,6 @@ PRODUCTS_ROUNDS = 5
 
 def prepare(overrides: List[str]) -> Tuple[Config, Plan, Callable[[int], float]]:
     """A model and its optimizer on a batch of random text. The last of the three takes steps and says how long."""
-    import_tensorflow()
     import tensorflow as tf
 
     from lm import strategies
@@ -64,12 +63,11 @@ def products_flops(config: Config, plan: Plan) -> float:
         shape: [tf.cast(tf.random.normal(size), compute) for size in ((rows, shape[0]), shape)]
         for shape in set(matrices)
     }
-    product = tf.matmul
     best = float("inf")
     for number in range(PRODUCTS_ROUNDS + 1):  # the first prepares the kernels
         began = time.perf_counter()
         for shape in matrices:
-            product(*pairs[shape])
+            tf.matmul(*pairs[shape])
         spent = time.perf_counter() - began
         best = min(best, spent) if number else best
     return sum(2.0 * rows * one * other for one, other in matrices) / best
