@@ -93,7 +93,9 @@ def train(
             config.profiling.name, run.profiler, topology.rank, topology.local_rank, topology.local_size
         )
         if chief:
-            stopwatch.go_on_from(progress.seconds, run.seconds_since(progress.saved_at))
+            began = time.time() - stopwatch.split()["total"]
+            saved_at = (restored.saved_at or began) if restored else None  # older checkpoints have no time
+            stopwatch.go_on_from(progress.seconds, run.begin_attempt(began, saved_at))
             kept = run.forget_metrics_after(progress.step)
             summary["loss"] = next((line["loss"] for line in reversed(kept) if "loss" in line), None)
         if chief and config.tracking.uri is not None:
@@ -196,8 +198,8 @@ def train(
         )
         try:
             if chief:
-                run.append_metrics({**_position(progress, plan), **shares(split)})
                 run.write_summary(summary)
+                run.append_metrics({**_position(progress, plan), **shares(split)})
         finally:
             if tracker is not None:
                 tracker.close(summary["status"])

@@ -29,6 +29,7 @@ class RunFolder:
         self.config = path / "config.yaml"
         self.plan = path / "plan.json"
         self.metrics = path / "metrics.jsonl"
+        self.attempts = path / "attempts.jsonl"
         self.summary = path / "summary.json"
         self.log = path / "log.txt"
         self.checkpoints = path / "checkpoints"
@@ -75,25 +76,25 @@ class RunFolder:
         return json.loads(self.summary.read_text()) if self.summary.exists() else {}
 
     def metric_lines(self, start: int = 0) -> Iterator[Tuple[Dict[str, Any], int]]:
-        """The whole lines of metrics.jsonl from a byte on, and the byte where each ends.
+        """The whole lines of metrics.jsonl from a byte on, and the byte where each ends."""
+        return _whole_lines(self.metrics, start)
 
-        A line that a kill cut short is left out.
+    def begin_attempt(self, began: float, saved_at: Optional[float]) -> float:
+        """Notes an attempt; returns how long those before went on after what they saved last: it is done again.
+
+        As far as metrics tell, so before `forget_metrics_after`. began: by the clock. saved_at: None where nothing was.
         """
-        if self.metrics.exists():
-            with open(self.metrics, "rb") as file:
-                file.seek(start)
-                for line in file:
-                    start += len(line)
-                    if line.endswith(b"\n"):
-                        yield json.loads(line), start
-
-    def seconds_since(self, saved_at: Optional[float]) -> float:
-        """How long earlier attempts went on after what they saved last, as far as metrics tell: it is done again.
-
-        saved_at: None where nothing was saved.
-        """
-        times = [line["time"] for line, _ in self.metric_lines()]
-        return max(0.0, times[-1] - (times[0] if saved_at is None else saved_at)) if times else 0.0
+        work = [line["time"] for line, _ in self.metric_lines() if kind_of(line) != "goodput"]
+        before = [attempt for attempt, _ in _whole_lines(self.attempts)]
+        lost = 0.0
+        if before and before[-1]["began"] > (saved_at or 0.0):  # the last one saved nothing either
+            lost, since = before[-1]["lost_seconds"], before[-1]["began"]
+        else:
+            since = saved_at or min(work, default=began)
+        lost += max(0.0, max(work, default=since) - since)
+        attempts = [*before, {"began": began, "lost_seconds": lost}]
+        write_whole(self.attempts, "".join(json.dumps(attempt) + "\n" for attempt in attempts))
+        return lost
 
     def forget_metrics_after(self, step: int) -> List[Dict[str, Any]]:
         """Drops the lines of steps that will be done again; returns those that stay."""
@@ -109,6 +110,22 @@ class RunFolder:
     def write_summary(self, values: Dict[str, Any]) -> None:
         """Writes summary.json, numbers that are not finite as above."""
         write_whole(self.summary, json.dumps(_finite(values), indent=1) + "\n")
+
+
+def kind_of(line: Dict[str, Any]) -> str:
+    """Of a line of metrics.jsonl: of steps ("train"), an evaluation ("val"), or an attempt's closing one ("goodput")."""
+    return "val" if "val_loss" in line else "goodput" if "goodput/other" in line else "train"
+
+
+def _whole_lines(path: Path, start: int = 0) -> Iterator[Tuple[Dict[str, Any], int]]:
+    """The lines of a .jsonl file from a byte on, and the byte where each ends; one that a kill cut short is left out."""
+    if path.exists():
+        with open(path, "rb") as file:
+            file.seek(start)
+            for line in file:
+                start += len(line)
+                if line.endswith(b"\n"):
+                    yield json.loads(line), start
 
 
 def whole_checkpoints(folder: Path) -> List[Tuple[int, Path]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from lm.config import load_file
-from lm.run import OUTPUTS, RunFailed, RunFolder, write_whole
+from lm.run import OUTPUTS, RunFailed, RunFolder, kind_of, write_whole
 from lm.schema import Config
 
 SYNC_SECONDS = 2.0
@@ -67,7 +67,7 @@ class Tracker:
     def __init__(self, uri: str, run: RunFolder, config: Config) -> None:
         uri = absolute(uri)
         self.uri, self.run, self.config = uri, run, config
-        self.state: Dict[str, Any] = {"uri": uri, "run_id": None, "train_step": -1, "val_step": -1}
+        self.state: Dict[str, Any] = {"uri": uri, "run_id": None, "train_step": -1}
         if run.tracking.exists():
             stored = json.loads(run.tracking.read_text())
             if stored["uri"] == uri:
@@ -131,8 +131,8 @@ class Tracker:
         batch: List[Any] = []
         sent, end = dict(self.state), self.offset
         for line, end in self.run.metric_lines(self.offset):
-            kind = "val_step" if "val_loss" in line else "train_step"
-            if line["step"] <= sent[kind]:
+            kind = f"{kind_of(line)}_step"
+            if line["step"] <= sent.get(kind, -1):
                 continue
             sent[kind] = line["step"]
             numbers = {

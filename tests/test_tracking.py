@@ -42,6 +42,8 @@ def test_a_run_arrives_whole(small: List[str]) -> None:
         (line["step"], line["loss"]) for line in train_lines(only_run())
     ]
     assert len(client().get_metric_history(run.info.run_id, "val_loss")) == 2
+    shares = [value for name, value in run.data.metrics.items() if name.startswith("goodput/")]
+    assert sum(shares) == pytest.approx(1)
     names = {artifact.path for artifact in client().list_artifacts(run.info.run_id)}
     assert names == {"config.yaml", "plan.json", "summary.json", "sample.txt"}
 

@@ -18,7 +18,8 @@ from lm.run import STATE, RunFailed, RunFolder
 
 CHECKPOINT = re.compile(r"checkpoints/step-(\d{8,})/(.+)")
 LAST = {MANIFEST, STATE}  # without which a prepared set or a checkpoint is none
-SMALL = ("metrics.jsonl", "summary.json", "plan.json", "log.txt", "sample.txt")  # fetched whatever their size here
+# Fetched whatever their size here.
+SMALL = ("metrics.jsonl", "attempts.jsonl", "summary.json", "plan.json", "log.txt", "sample.txt")
 OF_THIS_MACHINE = ("config.yaml", "mlflow.json")  # which have the folders and the MLflow run of where they were written
 # What SageMaker leaves beside a file while it uploads it, and what a save in progress is named.
 IN_TRANSIT = re.compile(r"(^|/)\.|\.sagemaker-upload(ing|ed)$|\.partial$")
