@@ -87,9 +87,9 @@ def _plan(options: argparse.Namespace) -> int:
     from lm.history import reached
     from lm.plan import make_plan
 
-    config = compose(options.overrides)
     if options.sweep or options.html:
-        return _rank(config, options)
+        return _rank(compose(options.overrides, workable=False), options)
+    config = compose(options.overrides)
     plan = make_plan(config)
     values, rows = plan.as_dict(), plan.rows()
     assumptions: List[Any] = []
@@ -127,12 +127,15 @@ def _rank(config: Config, options: argparse.Namespace) -> int:
     if not found:
         text = "nothing in the catalog fits this run: model.recompute=block, and every partitioning, were tried"
         raise ConfigError([Problem(("model",), text, "a smaller model, or a shorter model.context")])
+    points = chart_points(found)
+    if options.html and not points:
+        text = f"{config.cluster.region}: no price of what fits is known there, and --html draws dollars"
+        raise ConfigError([Problem(("cluster.region",), text, "cluster.region=us-east-1, or no --html")])
     if options.json:
-        print(json.dumps([one.as_dict() for one in found], indent=1))
+        print(json.dumps([one.as_dict(options.overrides) for one in found], indent=1))
     else:
         make_console().print(ranking_table(found, options.rows))
-    points = chart_points(found) if options.html else []
-    if points:
+    if options.html:
         options.html.write_text(scatter(f"{config.run.name}: dollars and hours", "hours", "US dollars", points))
         print(f"{options.html}: a chart of {len(points)}", file=sys.stderr)
     return 0

@@ -67,10 +67,10 @@ def register() -> None:
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
-def compose(overrides: Iterable[str]) -> Config:
+def compose(overrides: Iterable[str], workable: bool = True) -> Config:
     """Composes, types and checks a configuration.
 
-    overrides: as on the command line ("model=125m", "optimizer.learning_rate=1e-4").
+    overrides: as on the command line ("model=125m", "optimizer.learning_rate=1e-4"). workable: against the catalog too.
     Raises ConfigError with every problem of the overrides and of the values, or what the catalog has against them.
     """
     composed, problems = composed_with_problems(overrides)
@@ -80,7 +80,8 @@ def compose(overrides: Iterable[str]) -> Config:
         raise ConfigError(problems + error.problems) from None
     if problems:
         raise ConfigError(problems)
-    refuse_unworkable(config)
+    if workable:
+        refuse_unworkable(config)
     return config
 
 

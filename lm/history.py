@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import re
 import statistics
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from omegaconf import OmegaConf
+import yaml
 
 from lm.plan import Plan
 from lm.run import OUTPUTS, RunFolder
 from lm.schema import Config, SageMaker
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's where it was there when PyYAML was built
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)  # files of another's making
+log = logging.getLogger("lm")
 
 
 @dataclass(frozen=True)
@@ -55,27 +58,37 @@ def hardware(config: Config) -> str:
     return " + ".join([cores, *(model[1].strip() for model in models if model)])
 
 
+@dataclass(frozen=True)
 class FinishedRun:
-    """A run whose speed was measured. Its files are read once, and those beside the summary when they are asked for."""
+    """A run whose speed was measured."""
 
-    def __init__(self, folder: RunFolder, summary: Dict[str, Any]) -> None:
-        self.folder, self.summary = folder, summary
-
-    @cached_property
-    def settings(self) -> Any:
-        return OmegaConf.load(self.folder.config)
-
-    @cached_property
-    def flops_per_second(self) -> float:
-        rate: float = self.summary["tokens_per_second"] * json.loads(self.folder.plan.read_text())["flops_per_token"]
-        return rate
+    hardware: str
+    kind: Tuple[Any, ...]
+    width: int
+    flops_per_second: float
 
 
 def finished_runs(outputs: Path = OUTPUTS) -> List[FinishedRun]:
-    """Every finished run whose speed was measured and whose settings and plan are still there."""
-    folders = [RunFolder(path.parent) for path in sorted(outputs.glob("*/*/summary.json"))]
-    runs = [FinishedRun(run, run.read_summary()) for run in folders if run.config.exists() and run.plan.exists()]
-    return [run for run in runs if run.summary.get("status") == "finished" and run.summary.get("tokens_per_second")]
+    """Every finished run whose speed was measured and whose files can be read; the log names those that cannot."""
+    found = []
+    for path in sorted(outputs.glob("*/*/summary.json")):
+        try:
+            run = _read(RunFolder(path.parent))
+        except UNREADABLE as error:
+            log.warning("%s says nothing of speed: %s: %s", path.parent, type(error).__name__, error)
+            continue
+        found += [run] if run is not None else []
+    return found
+
+
+def _read(folder: RunFolder) -> Optional[FinishedRun]:
+    """None for a run that did not finish, or of before summaries told the hardware. Raises one of UNREADABLE."""
+    summary = folder.read_summary()
+    if summary.get("status") != "finished" or not summary.get("tokens_per_second") or "hardware" not in summary:
+        return None
+    settings = yaml.load(folder.config.read_text(), LOADER)
+    rate = summary["tokens_per_second"] * json.loads(folder.plan.read_text())["flops_per_token"]
+    return FinishedRun(summary["hardware"], _kind(settings), int(settings["model"]["width"]), float(rate))
 
 
 def reached(config: Config, runs: Optional[Sequence[FinishedRun]] = None) -> Optional[Reached]:
@@ -87,8 +100,8 @@ def reached(config: Config, runs: Optional[Sequence[FinishedRun]] = None) -> Opt
     here, kind = hardware(config), _kind(dataclasses.asdict(config))
     found: Dict[int, List[float]] = {}
     for run in finished_runs() if runs is None else runs:
-        if run.summary.get("hardware") == here and _kind(run.settings) == kind:
-            found.setdefault(run.settings["model"]["width"], []).append(run.flops_per_second)
+        if (run.hardware, run.kind) == (here, kind):
+            found.setdefault(run.width, []).append(run.flops_per_second)
     if not found:
         return None
     width = min(found, key=lambda width: abs(math.log(width / config.model.width)))
@@ -97,11 +110,11 @@ def reached(config: Config, runs: Optional[Sequence[FinishedRun]] = None) -> Opt
 
 def _kind(settings: Any) -> Tuple[Any, ...]:
     """What two runs must have in common for the speed of one to say something of the other's."""
-    parallel = settings["parallel"]
+    parallel, cluster = settings["parallel"], settings["cluster"]
     return (
-        parallel["name"],
-        parallel.get("partitions"),
-        settings["cluster"]["processes"],
+        *(parallel.get(key) for key in ("name", "partitions", "microbatches", "pipeline")),
+        cluster["processes"],
+        tuple(cluster["hosts"]),
         settings["train"]["precision"],
         settings["model"]["recompute"],
     )

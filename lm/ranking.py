@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from rich.table import Table
 
-from lm.catalog import Instance, gpus, hosts, instances, replicas
+from lm.catalog import Instance, gpus, hosts, instances
 from lm.catalog.checks import choose
 from lm.catalog.fitting import with_instance_type
 from lm.disagreements import disagreements
@@ -19,30 +19,45 @@ from lm.scatter import Point
 from lm.schema import Config, Horovod, Sdp, Single, Smp
 
 MICROBATCHES = (4, 8, 16, 32)  # that a pipeline is tried with
+# What a candidate says itself, of the cluster, the way of parallelism, and the rest.
+OF_CLUSTER = ("instance_type", "gpus_per_host", "processes", "fallback_instance_types")
+OF_PARALLEL = ("partitions", "microbatches", "horovod")
+OF_THE_REST = ("parallel", "model.recompute", "train.microbatch_sequences", "train.global_batch_sequences")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run: what is typed after the command as it stands, its plan and its estimate.
-
-    The global batch stays what it is, so train.global_batch_sequences is to be typed besides where it was left out.
-    """
+    """One way to run: what is typed for it, its section `parallel`, its plan and its estimate."""
 
     typed: Tuple[str, ...]
+    parallel: Any
     plan: Plan
     estimate: Estimate
 
-    def as_dict(self) -> Dict[str, Any]:
+    def command(self, overrides: Iterable[str]) -> List[str]:
+        """All that is to be typed: a command's overrides, less those that it replaces or has no use for.
+
+        The global batch besides: where it was left out, it would follow the number of replicas.
+        """
+        own = {f.name for f in dataclasses.fields(self.parallel)} - set(OF_PARALLEL)
+        said = {*OF_THE_REST, *(f"cluster.{key}" for key in OF_CLUSTER)}
+        kept = []
+        for override in overrides:
+            section, _, setting = (key := override.partition("=")[0].lstrip("+~")).partition(".")
+            if key not in said and not (section == "parallel" and setting not in own):
+                kept.append(override)
+        return [*kept, *self.typed, f"train.global_batch_sequences={self.plan.global_batch_sequences}"]
+
+    def as_dict(self, overrides: Iterable[str]) -> Dict[str, Any]:
         """Plain values for JSON."""
         memory = self.plan.memory_per_device.total
-        typed = [*self.typed, f"train.global_batch_sequences={self.plan.global_batch_sequences}"]
-        return {"overrides": typed, "memory_per_device": memory, **self.estimate.as_dict()}
+        return {"overrides": self.command(overrides), "memory_per_device": memory, **self.estimate.as_dict()}
 
 
 def rank(config: Config) -> List[Candidate]:
     """Every candidate that fits, the cheapest first, those of no known price last; the batch stays what it is.
 
-    config: of a SageMaker cluster, whose instance_count each candidate has.
+    config: of a SageMaker cluster, whose instance_count each candidate has. It need not fit itself.
     """
     runs = finished_runs()
     found = [
@@ -76,7 +91,6 @@ def _ways(config: Config, instance: Instance) -> Iterator[Tuple[List[str], Any]]
     yield ["parallel=horovod"], Horovod(name="horovod", lr_scaling=scaling)
     yield ["parallel=sdp"], Sdp(name="sdp", lr_scaling=scaling)
     for partitions in (n for n in range(2, instance.gpus + 1) if instance.gpus % n == 0):
-        count = replicas(config.cluster.instance_count, instance.gpus, "smp", partitions)
         for microbatches in MICROBATCHES:
             words = ["parallel=smp", f"parallel.partitions={partitions}", f"parallel.microbatches={microbatches}"]
             yield (
@@ -89,7 +103,7 @@ def _ways(config: Config, instance: Instance) -> Iterator[Tuple[List[str], Any]]
                     optimize=getattr(config.parallel, "optimize", "memory"),
                     placement_strategy=getattr(config.parallel, "placement_strategy", "cluster"),
                     auto_partition=getattr(config.parallel, "auto_partition", True),
-                    horovod=count > 1,
+                    horovod=False,  # with_instance_type knows
                     lr_scaling=scaling,
                 ),
             )
@@ -97,7 +111,9 @@ def _ways(config: Config, instance: Instance) -> Iterator[Tuple[List[str], Any]]
 
 def _first_that_fits(typed: List[str], config: Config, runs: Sequence[FinishedRun]) -> Optional[Candidate]:
     """With the fewest passes a step that the memory allows; None where nothing fits, or the catalog is against it."""
-    if config.parallel.name == "smp":
+    given = config.train.microbatch_sequences
+    pipelined = config.parallel.name == "smp"
+    if pipelined:
         sizes: List[Optional[int]] = [None]
     else:
         each = config.train.global_batch_sequences // config.cluster.processes
@@ -112,8 +128,8 @@ def _first_that_fits(typed: List[str], config: Config, runs: Sequence[FinishedRu
             continue
         found = estimate(tried, plan, choice, runs)
         if found is not None:
-            words = [*typed, f"train.microbatch_sequences={size}"] if size else typed
-            return Candidate(tuple(words), plan, found)
+            words = typed if pipelined and given is None else [*typed, f"train.microbatch_sequences={size or 'null'}"]
+            return Candidate(tuple(words), tried.parallel, plan, found)
     return None
 
 
@@ -121,6 +137,7 @@ def ranking_table(candidates: List[Candidate], rows: int) -> Table:
     """The first so many, as people read them."""
     batch = f"train.global_batch_sequences={candidates[0].plan.global_batch_sequences}"
     shown = Table(title=f"the {min(rows, len(candidates))} cheapest of {len(candidates)} that fit, all with {batch}")
+    shown.caption = "type: in place of what the command says of these; --json has whole commands"
     for heading in ("USD", "hours", "kg CO2e", "s a step", "a GPU", "type"):
         shown.add_column(heading, justify="left" if heading == "type" else "right", overflow="fold")
     for one in candidates[:rows]:

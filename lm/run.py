@@ -113,12 +113,12 @@ class RunFolder:
 
 
 def kind_of(line: Dict[str, Any]) -> str:
-    """Of a line of metrics.jsonl: of steps ("train"), an evaluation ("val"), or an attempt's closing one ("goodput")."""
+    """What a line of metrics.jsonl is of: steps ("train"), an evaluation ("val"), an attempt's end ("goodput")."""
     return "val" if "val_loss" in line else "goodput" if "goodput/other" in line else "train"
 
 
 def _whole_lines(path: Path, start: int = 0) -> Iterator[Tuple[Dict[str, Any], int]]:
-    """The lines of a .jsonl file from a byte on, and the byte where each ends; one that a kill cut short is left out."""
+    """The lines of a .jsonl file from a byte on, and the byte where each ends; one that a kill cut is left out."""
     if path.exists():
         with open(path, "rb") as file:
             file.seek(start)

@@ -30,10 +30,10 @@ def scatter(title: str, x_name: str, y_name: str, points: List[Point]) -> str:
     drawn = []
     for value, place in across.ticks():
         drawn.append(f'<path class="grid" d="M{place:.1f} {MARGIN}V{HEIGHT - MARGIN}"/>')
-        drawn.append(f'<text x="{place:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{value:,g}</text>')
+        drawn.append(f'<text x="{place:.1f}" y="{HEIGHT - MARGIN + 18}" text-anchor="middle">{value:,.4g}</text>')
     for value, place in up.ticks():
         drawn.append(f'<path class="grid" d="M{MARGIN} {place:.1f}H{WIDTH - MARGIN}"/>')
-        drawn.append(f'<text x="{MARGIN - 8}" y="{place + 4:.1f}" text-anchor="end">{value:,g}</text>')
+        drawn.append(f'<text x="{MARGIN - 8}" y="{place + 4:.1f}" text-anchor="end">{value:,.4g}</text>')
     for point in points:
         drawn.append(
             f'<circle cx="{across.place(point.x):.1f}" cy="{up.place(point.y):.1f}" r="6" fill="{colour[point.group]}">'
@@ -64,7 +64,8 @@ class _Axis:
         return self.start + (math.log10(value) - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self) -> List[Tuple[float, float]]:
-        """Values of 1, 2 and 5 times a power of ten, and where they are."""
+        """Values of 1, 2 and 5 times a power of ten and where they are; both ends' where there is none between them."""
         powers = range(math.floor(self.low), math.ceil(self.high) + 1)
         values = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-        return [(value, self.place(value)) for value in values if self.low <= math.log10(value) <= self.high]
+        within = [value for value in values if self.low <= math.log10(value) <= self.high]
+        return [(value, self.place(value)) for value in within or (10**self.low, 10**self.high)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Optional
 
 import pytest
 from conftest import only_run, run_here
@@ -53,6 +53,7 @@ def test_the_median_of_the_nearest_width_counts() -> None:
         (["train.precision=bfloat16"], {}),
         (["model.recompute=block"], {}),
         (["parallel=smp"], {}),
+        (["parallel=smp", "cluster=tf_hosts", "cluster.hosts=['10.0.0.4:4100','10.0.0.5:4100']"], {}),
         (["parallel=horovod", "cluster=local2"], {}),
         ([], {"hardware": "64 x something else"}),
         ([], {"status": "failed"}),
@@ -63,6 +64,43 @@ def test_the_median_of_the_nearest_width_counts() -> None:
 def test_other_kinds_say_nothing(overrides: List[str], summary: Any) -> None:
     leave("other", overrides, 1000.0, **summary)
     assert reached(compose(BASE)) is None
+
+
+def test_a_pipeline_of_other_microbatches_says_nothing() -> None:
+    leave("four", ["parallel=smp", "parallel.microbatches=4"], 1000.0)
+    assert reached(compose([*BASE, "parallel=smp", "parallel.microbatches=4"])) is not None
+    assert reached(compose([*BASE, "parallel=smp", "parallel.microbatches=8"])) is None
+    assert reached(compose([*BASE, "parallel=smp", "parallel.microbatches=4", "parallel.pipeline=simple"])) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("summary.json", "{"),
+        ("summary.json", "[]"),
+        ("plan.json", "{}"),
+        ("config.yaml", "a: ["),
+        ("config.yaml", "model: {width: 64}"),
+        ("config.yaml", ""),
+        ("config.yaml", None),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_named_and_the_others_count(
+    file: str, content: Optional[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history.log, "propagate", True)  # a run before this one may have its own console
+    leave("whole", [], 1000.0)
+    leave("damaged", [], 9000.0)
+    path = Path("outputs/default/damaged", file)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    found = reached(compose(BASE))
+    assert found is not None
+    assert found.flops_per_second == 1000 * flops([])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("outputs/default/damaged says nothing of speed: ")
 
 
 def test_a_run_is_what_the_next_ones_plan_expects(small: List[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Dict, List
 
 import pytest
 
-from lm.catalog.checks import refuse_unworkable
 from lm.cli import main
 from lm.compose import compose
 from lm.plan import make_plan
@@ -19,22 +18,33 @@ from lm.scatter import Point, scatter
 RUNS = [
     ["model=1b", "parallel=smp", "cluster=p3x10"],
     ["model=125m", "parallel=horovod", "cluster=g5x1"],
+    [
+        "model=1b",
+        "parallel=smp",
+        "parallel.partitions=8",
+        "parallel.pipeline=simple",
+        "parallel.lr_scaling=sqrt",
+        "cluster=p3x10",
+        "cluster.fallback_instance_types=[ml.p4d.24xlarge]",
+        "train.global_batch_sequences=640",
+    ],
+    ["model=1b", "parallel=sdp", "cluster=p3x10", "train.global_batch_sequences=320", "train.microbatch_sequences=4"],
 ]
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run[0])
+@pytest.mark.parametrize("run", RUNS, ids=" ".join)
 def test_what_is_ranked_can_be_typed(run: List[str]) -> None:
-    found = rank(compose(run))
+    found = rank(compose(run, workable=False))
     assert len(found) > 10
     for one in found:
-        config = compose([*run, *one.as_dict()["overrides"]])
-        refuse_unworkable(config)
+        config = compose(one.command(run))
         assert make_plan(config) == one.plan
+        assert config.parallel == one.parallel
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run[0])
+@pytest.mark.parametrize("run", RUNS, ids=" ".join)
 def test_the_cheapest_is_first_and_nothing_is_twice(run: List[str]) -> None:
-    found = rank(compose(run))
+    found = rank(compose(run, workable=False))
     costs = [one.estimate.usd for one in found if one.estimate.usd is not None]
     assert costs == sorted(costs)
     assert len({one.typed for one in found}) == len(found)
@@ -75,6 +85,19 @@ def test_a_point_is_further_right_and_up_the_more_it_is() -> None:
     assert float(low["cx"]) < float(high["cx"])
     assert float(low["cy"]) > float(high["cy"])
     assert low["fill"] != high["fill"]
+
+
+def test_an_axis_between_two_round_numbers_has_its_ends() -> None:
+    page = scatter("near", "x", "y", [Point(2.5, 3.0, "one", "")])
+    assert ">2.228<" in page
+    assert ">2.805<" in page
+
+
+def test_a_chart_without_a_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path("ranking.html")
+    assert main(["plan", *RUNS[0], "cluster.region=sa-east-1", "--sweep", "--html", str(page)]) == 2
+    assert "cluster.region=us-east-1" in capsys.readouterr().err
+    assert not page.exists()
 
 
 def test_a_run_elsewhere_is_not_ranked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,15 +13,22 @@ from lm.schema import Config
 
 
 def with_instance_type(config: Config, instance_type: str) -> Config:
-    """The same run on hosts of another type, a process for each of their GPUs."""
+    """The same run on hosts of another type, each of whose GPUs is used."""
     gpus = gpus_of(instance_type) if instance_type in instances() else config.cluster.gpus_per_host
-    count = replicas(
-        config.cluster.instance_count, gpus, config.parallel.name, getattr(config.parallel, "partitions", 1)
-    )
     changed = dataclasses.replace(
-        config.cluster, instance_type=instance_type, gpus_per_host=gpus, processes=count, fallback_instance_types=[]
+        config.cluster, instance_type=instance_type, gpus_per_host=gpus, fallback_instance_types=[]
     )
-    return dataclasses.replace(config, cluster=changed)
+    return _with_replicas(dataclasses.replace(config, cluster=changed))
+
+
+def _with_replicas(config: Config) -> Config:
+    """With as many replicas as the GPUs and the partitions make."""
+    cluster, parallel = config.cluster, config.parallel
+    partitions = getattr(parallel, "partitions", 1)
+    count = replicas(cluster.instance_count, cluster.gpus_per_host, parallel.name, partitions)
+    if parallel.name == "smp":
+        parallel = dataclasses.replace(parallel, horovod=count > 1)
+    return dataclasses.replace(config, parallel=parallel, cluster=dataclasses.replace(cluster, processes=count))
 
 
 def memory_problems(config: Config, plan: Plan, instance: Instance) -> List[Problem]:
@@ -70,12 +77,5 @@ def _more_partitions(typed: List[str], config: Config) -> Iterator[Tuple[List[st
     for partitions in range(parallel.partitions + 1, min(cluster.gpus_per_host, config.model.layers) + 1):
         if cluster.gpus_per_host % partitions:
             continue
-        count = replicas(cluster.instance_count, cluster.gpus_per_host, "smp", partitions)
-        yield (
-            [*typed, f"parallel.partitions={partitions}"],
-            dataclasses.replace(
-                config,
-                parallel=dataclasses.replace(parallel, partitions=partitions, horovod=count > 1),
-                cluster=dataclasses.replace(cluster, processes=count),
-            ),
-        )
+        cut = dataclasses.replace(config, parallel=dataclasses.replace(parallel, partitions=partitions))
+        yield [*typed, f"parallel.partitions={partitions}"], _with_replicas(cut)
