@@ -14,10 +14,10 @@ import tensorflow as tf
 _compiles = True
 
 
-def without_xla() -> None:
-    """From here on this process runs passes operation by operation: for libraries that XLA is not known to suit."""
+def use_xla(compiles: bool) -> None:
+    """Whether passes are compiled in this process from here on, or run operation by operation (train.xla=false)."""
     global _compiles
-    _compiles = False
+    _compiles = compiles
 
 
 def _by_xla(function: Callable[..., Any]) -> Callable[..., Any]:

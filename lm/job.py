@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
@@ -16,6 +17,7 @@ from lm.schema import Config
 from lm.smdistributed_local import RuleBroken
 
 REFUSED, FAILED = 2, 1
+XLA_NEEDS = re.compile(r"libdevice|ptxas")  # in what TensorFlow says where CUDA's compiler is not there
 
 
 def status_of(work: Callable[[], int]) -> int:
@@ -95,6 +97,11 @@ def train_here(config: Config, plan: Plan) -> int:
     data, manifest = data_of(config)
     try:
         summary = train(config, plan, run, data, manifest, stopwatch)
+    except (tf.errors.InternalError, tf.errors.NotFoundError, tf.errors.UnimplementedError) as error:
+        if not XLA_NEEDS.search(str(error)):
+            raise
+        text = "XLA cannot compile for this GPU, because CUDA's libdevice or ptxas is not installed here"
+        raise RunFailed(f"{text}: install CUDA's compiler, or train.xla=false does without") from error
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InvalidArgumentError) as error:
         restarted = "context_id" in str(error)  # a new server does not know the run
         if not config.cluster.hosts or (isinstance(error, tf.errors.InvalidArgumentError) and not restarted):

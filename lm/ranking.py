@@ -19,34 +19,36 @@ from lm.scatter import Point
 from lm.schema import Config, Horovod, Sdp, Single, Smp
 
 MICROBATCHES = (4, 8, 16, 32)  # that a pipeline is tried with
-# What a candidate says itself, of the cluster, the way of parallelism, and the rest.
-OF_CLUSTER = ("instance_type", "gpus_per_host", "processes", "fallback_instance_types")
-OF_PARALLEL = ("partitions", "microbatches", "horovod")
-OF_THE_REST = ("parallel", "model.recompute", "train.microbatch_sequences", "train.global_batch_sequences")
+SAID = (  # by a candidate itself
+    *("parallel", "parallel.partitions", "parallel.microbatches", "parallel.horovod", "model.recompute"),
+    *("cluster.instance_type", "cluster.gpus_per_host", "cluster.processes", "cluster.fallback_instance_types"),
+    *("train.microbatch_sequences", "train.global_batch_sequences", "train.precision"),
+)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run: what is typed for it, its section `parallel`, its plan and its estimate."""
+    """One way to run: what is typed for it, its section `parallel`, its precision, its plan and its estimate."""
 
     typed: Tuple[str, ...]
     parallel: Any
+    precision: str
     plan: Plan
     estimate: Estimate
 
     def command(self, overrides: Iterable[str]) -> List[str]:
         """All that is to be typed: a command's overrides, less those that it replaces or has no use for.
 
-        The global batch besides: where it was left out, it would follow the number of replicas.
+        The global batch and the precision besides: where they were left out, they would follow the instance type.
         """
-        own = {f.name for f in dataclasses.fields(self.parallel)} - set(OF_PARALLEL)
-        said = {*OF_THE_REST, *(f"cluster.{key}" for key in OF_CLUSTER)}
+        own = {f"parallel.{f.name}" for f in dataclasses.fields(self.parallel)}
         kept = []
         for override in overrides:
-            section, _, setting = (key := override.partition("=")[0].lstrip("+~")).partition(".")
-            if key not in said and not (section == "parallel" and setting not in own):
+            key = override.partition("=")[0].lstrip("+~")
+            if key not in SAID and (key in own or not key.startswith("parallel.")):
                 kept.append(override)
-        return [*kept, *self.typed, f"train.global_batch_sequences={self.plan.global_batch_sequences}"]
+        batch = f"train.global_batch_sequences={self.plan.global_batch_sequences}"
+        return [*kept, *self.typed, batch, f"train.precision={self.precision}"]
 
     def as_dict(self, overrides: Iterable[str]) -> Dict[str, Any]:
         """Plain values for JSON."""
@@ -129,7 +131,7 @@ def _first_that_fits(typed: List[str], config: Config, runs: Sequence[FinishedRu
         found = estimate(tried, plan, choice, runs)
         if found is not None:
             words = typed if pipelined and given is None else [*typed, f"train.microbatch_sequences={size or 'null'}"]
-            return Candidate(tuple(words), tried.parallel, plan, found)
+            return Candidate(tuple(words), tried.parallel, config.train.precision, plan, found)
     return None
 
 

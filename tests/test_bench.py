@@ -67,3 +67,8 @@ def test_what_cannot_be_measured_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "lm bench --quick" in capsys.readouterr().err
     assert main(["bench", "step", "--peers", sys.executable]) == 2
     assert "is no Python with torch" in capsys.readouterr().err
+    assert main(["bench", "step", "model.norm=rmsnorm", "--peers", "/no/such", "--precisions", "float16"]) == 2
+    refused = capsys.readouterr().err
+    assert "/no/such is no Python with torch" in refused
+    assert "the peer is GPT-2, and model.norm=rmsnorm" in refused
+    assert "the peer computes in float32 and bfloat16" in refused

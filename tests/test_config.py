@@ -280,3 +280,18 @@ def test_what_partitions_and_microbatches_cannot_do(overrides: list[str], said: 
     shown = refusal("parallel=smp", *overrides)
     assert said in shown
     assert fix in shown
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision"),
+    [
+        ([], "float32"),
+        (["cluster=sagemaker", "cluster.instance_type=ml.m5.xlarge"], "float32"),
+        (["cluster=p3x1", "parallel=horovod"], "float16"),
+        (["cluster=g5x1", "parallel=horovod"], "bfloat16"),
+        (["cluster=p4dx2", "parallel=smp"], "float16"),  # TensorFlow 2.6 has few bfloat16 kernels for GPUs
+        (["cluster=p3x1", "parallel=horovod", "train.precision=float32"], "float32"),
+    ],
+)
+def test_gpus_train_in_half_precision_unless_told(overrides: list[str], precision: str) -> None:
+    assert compose(overrides).train.precision == precision

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import List
+from typing import Any, List
 
 import pytest
 from conftest import ROOT, only_run, run_here, train_lines
 
+from lm.compose import compose
+from lm.plan import make_plan
 from lm.refusal import ConfigError
 from lm.run import RunFailed
 
@@ -80,6 +82,28 @@ def test_never_starts_again_and_keeps_the_old_run_aside(small: List[str]) -> Non
 def test_must_refuses_where_there_is_nothing_to_resume(small: List[str]) -> None:
     with pytest.raises(ConfigError, match=r"run\.resume=must, and there is no checkpoint"):
         run_here([*small, "run.resume=must"])
+
+
+def test_the_same_losses_without_xla(small: List[str]) -> None:
+    """To 1e-5 over 20 steps: only the order of sums differs."""
+    run_here([*small, "run.experiment=with"])
+    run_here([*small, "run.experiment=without", "train.xla=false"])
+    assert losses(only_run("without")) == pytest.approx(losses(only_run("with")), abs=1e-5)
+    assert only_run("without").name == only_run("with").name
+
+
+def test_a_gpu_without_cudas_compiler_is_told_what_to_type(small: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    from lm import job, loop
+
+    def fail(*_: Any) -> None:
+        raise tf.errors.InternalError(None, None, "libdevice not found at ./libdevice.10.bc [Op:__inference_norm_12]")
+
+    monkeypatch.setattr(loop, "train", fail)
+    config = compose(small)
+    with pytest.raises(RunFailed, match=r"train\.xla=false"):
+        job.train_here(config, make_plan(config))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -186,7 +210,6 @@ def test_a_run_is_extended_in_its_folder(small: List[str]) -> None:
 
 
 def test_two_processes_in_one_run_folder_are_refused(small: List[str]) -> None:
-    from lm.compose import compose
     from lm.run import run_folder
 
     folder = run_folder(compose(small))

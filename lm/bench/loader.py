@@ -6,7 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 from rich.console import Console
@@ -21,7 +21,10 @@ from lm.data.streams import TokenStream
 LATENCY_SECONDS = 0.005
 VOCABULARY = 50257
 STEPS = 12
-SMALLEST = ["model.layers=1", "model.width=64", "model.heads=2", "dataset.vocabulary_size=512"]
+EATERS: Dict[str, List[str]] = {
+    "model=tiny": [],
+    "a model of 1 x 64": ["model.layers=1", "model.width=64", "model.heads=2", "dataset.vocabulary_size=512"],
+}
 
 
 class _Far(TokenStream):
@@ -39,9 +42,10 @@ def bench_loader(megabytes: int, seconds: float, console: Console) -> Dict[str, 
         path.parent.mkdir(parents=True, exist_ok=True)
         np.random.default_rng(0).integers(0, VOCABULARY, megabytes * 500_000, dtype=np.uint16).tofile(path)
     tokens = path.stat().st_size // 2
+    appetites = {name: _appetite(overrides) for name, overrides in EATERS.items()}  # first: it sets devices up
     raw = _page_cache_bytes_per_second(path)
     console.print(f"{tokens:,} tokens; page cache {raw / 1e9:.2f} GB/s in reads of 1 MiB by {READERS} threads")
-    found = {"page cache": raw / 2}
+    found = {"page cache": raw / 2, **appetites}
     for context, batch in ((256, 8), (1024, 64)):
         for name, kind in (("", TokenStream), (", 5 ms a read", _Far)):
             mixture = _mixture(kind([Extent(path, 0, tokens)], np.dtype("<u2"), VOCABULARY), context)
@@ -55,9 +59,7 @@ def bench_loader(megabytes: int, seconds: float, console: Console) -> Dict[str, 
     batches = training_batches(mixture, 256, 0, 8, 0, 1)
     found["tf.data"] = _tokens_per_second(lambda _: next(batches), 8 * 256, seconds)
     console.print(f"  through tf.data, batch 8 x 256   {found['tf.data'] / 1e6:8.1f} M tokens/s")
-    for name, overrides in (("model=tiny", []), ("a model of 1 x 64", SMALLEST)):
-        appetite = _appetite(overrides)
-        found[name] = appetite
+    for name, appetite in appetites.items():
         console.print(f"  {name} eats {appetite:,.0f} tokens/s: the feed is {found['tf.data'] / appetite:,.0f} x that")
     found["seek seconds"] = _seek_seconds()
     console.print(f"  seek in a billion sequences, three epochs in: {found['seek seconds']:.2f} s")
@@ -96,7 +98,7 @@ def _tokens_per_second(batch: Callable[[int], Any], tokens: int, seconds: float)
     return number * tokens / (time.perf_counter() - begun)
 
 
-def _appetite(overrides: Any) -> float:
+def _appetite(overrides: List[str]) -> float:
     """Tokens a second of training steps without any feeding: the same batch again and again."""
     _, plan, take = prepare(overrides)
     spent = [take(1) for _ in range(STEPS)]

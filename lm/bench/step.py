@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 import statistics
 import subprocess
 from pathlib import Path
@@ -15,10 +17,12 @@ from lm.bench.contender import our_command, started
 from lm.compose import compose
 from lm.plan import make_plan
 from lm.refusal import ConfigError, Problem
+from lm.schema import Model
 
 STEPS = 3  # at a time, each contender in turn
 PREPARING_STEPS = 3
 MODES = ("eager", "compiled")
+PEERS_OWN = ("name", "layers", "width", "heads", "context")  # that lm/bench/peer.py is told; else it is GPT-2
 PEER = Path(__file__).with_name("peer.py")
 
 
@@ -29,8 +33,8 @@ def bench_step(
 
     peers: the Python of an environment that has torch; None leaves PyTorch out. Raises ConfigError where it has not.
     """
-    if peers is not None and subprocess.run([str(peers), "-c", "import torch"], capture_output=True).returncode:
-        raise ConfigError([Problem(("peers",), f"{peers} is no Python with torch", "pip install torch there")])
+    if peers is not None:
+        _refuse_peers(peers, sizes, precisions, overrides)
     table = Table(title=f"a training step, medians of {rounds} rounds of {STEPS}")
     headings = ("model", "precision", "tokens/s", "GFLOP/s", "of the products' own", "PyTorch's best", "against it")
     for heading in headings:
@@ -53,6 +57,25 @@ def bench_step(
             )
     console.print(table)
     return rows
+
+
+def _refuse_peers(peers: Path, sizes: List[str], precisions: List[str], overrides: List[str]) -> None:
+    """Raises ConfigError where PyTorch is not there, or lm/bench/peer.py is another model than is measured here."""
+    problems = []
+    executable = shutil.which(str(peers))
+    if executable is None or subprocess.run([executable, "-c", "import torch"], capture_output=True).returncode:
+        problems.append(Problem(("peers",), f"{peers} is no Python with torch", "pip install torch there"))
+    gpt2 = {f.name: f.default for f in dataclasses.fields(Model) if f.name not in PEERS_OWN}
+    for size in sizes:
+        model = compose([f"model={size}", *overrides]).model
+        for name, usual in gpt2.items():
+            if (value := getattr(model, name)) != usual:
+                text = f"the peer is GPT-2, and model.{name}={value}"
+                problems.append(Problem((f"model.{name}",), text, "no --peers"))
+    if "float16" in precisions:
+        problems.append(Problem(("precisions",), "the peer computes in float32 and bfloat16", "no --peers"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _measure(overrides: List[str], peers: Optional[Path], rounds: int) -> Dict[str, Any]:

@@ -18,6 +18,7 @@ class Train:
     global_batch_sequences: int = setting(minimum=1)  # sequences an optimizer step, all replicas together
     microbatch_sequences: Optional[int] = setting(None, minimum=1)  # a replica's share of a pass; null: all
     precision: str = setting("float32", choices=PRECISIONS)
+    xla: bool = setting(True)  # what lies between matrix products is compiled (lm.fused)
     initial_loss_scale: float = setting(2.0**15, minimum=1)  # float16 only
     max_nonfinite_steps: int = setting(3, minimum=1)  # stop at this many in a row
     log_every_steps: int = setting(10, minimum=1)

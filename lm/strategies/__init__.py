@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
+from lm.fused import use_xla
 from lm.model import named_variables
 from lm.optimizer import Optimizer
 from lm.plan import Plan
@@ -102,5 +103,6 @@ def load(config: Config) -> Strategy:
 
     Raises ModuleNotFoundError where the backend is not installed.
     """
+    use_xla(config.train.xla)
     module, _, attribute = STRATEGIES[config.parallel.name].partition(":")
     return getattr(importlib.import_module(module), attribute)(config)

@@ -52,7 +52,7 @@ class ModelParallel(Strategy):
             self.partition_devices = double.current().devices
             self.devices = with_hardware_of_their_own(self.partition_devices)
         else:
-            fused.without_xla()  # SageMaker's library partitions a graph of operations, and is silent about XLA
+            fused.use_xla(False)  # SageMaker's library partitions a graph of operations, and is silent about XLA
             devices.take(smp.local_rank(), smp.local_size())  # 2: a device of its own, by local rank
         self.topology = Topology(
             rank=smp.dp_rank() if self.ours else smp.rank(),
