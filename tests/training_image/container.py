@@ -195,8 +195,8 @@ def test_model_parallel_parameters_on_the_command_line_do_no_harm(
     tmp_path: Path, overrides: list[str], prepared: Path
 ) -> None:
     four = ["model.layers=4", "parallel=smp", "parallel.partitions=4", "parallel.microbatches=2"]
-    cluster = ["cluster=sagemaker", "cluster.instance_type=ml.g4dn.12xlarge", "train.precision=float32", "tracking.uri=null"]
-    job = Job(tmp_path / "ml", [*overrides, *four, *cluster], prepared)  # without MPI: one process has them all
+    cluster = ["cluster=sagemaker", "cluster.instance_type=ml.g4dn.12xlarge", "train.precision=float32"]
+    job = Job(tmp_path / "ml", [*overrides, *four, *cluster, "tracking.uri=null"], prepared)  # without MPI: one process has them all
     status, shown = job.run()
     assert status == 0, shown
     assert "--mp_parameters" in shown
