@@ -196,7 +196,8 @@ def test_model_parallel_parameters_on_the_command_line_do_no_harm(
 ) -> None:
     four = ["model.layers=4", "parallel=smp", "parallel.partitions=4", "parallel.microbatches=2"]
     cluster = ["cluster=sagemaker", "cluster.instance_type=ml.g4dn.12xlarge", "train.precision=float32"]
-    job = Job(tmp_path / "ml", [*overrides, *four, *cluster, "tracking.uri=null"], prepared)  # without MPI: one process has them all
+    # without MPI: one process has them all
+    job = Job(tmp_path / "ml", [*overrides, *four, *cluster, "tracking.uri=null"], prepared)
     status, shown = job.run()
     assert status == 0, shown
     assert "--mp_parameters" in shown
