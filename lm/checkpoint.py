@@ -43,6 +43,7 @@ class Progress:
     val_loss: Optional[float] = None  # measured at this very step
     best_val_loss: Optional[float] = None
     seconds: Dict[str, float] = field(default_factory=dict)  # of wall time by kind, up to now (lm.stopwatch)
+    kwh: float = 0.0  # of all hosts and attempts, as far as they were saved
     saved_at: Optional[float] = None  # by the clock, in seconds since 1970
 
     def count(self, line: Dict[str, Any], sequences: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import resource
 import time
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any, Dict, Optional
 import tensorflow as tf
 
 from lm import strategies
+from lm.account import bits_per_byte, consumed_shares, costs, first_summary, position, rates
 from lm.checkpoint import Checkpoints, Progress, identity
 from lm.data.loader import evaluation_batches, training_batches
-from lm.data.mixture import Mixture, make_mixture
+from lm.data.mixture import make_mixture
 from lm.data.shards import Manifest
 from lm.data.streams import TokenStream
+from lm.energy import kg_a_kwh, make_meter
 from lm.generate import continue_text
-from lm.history import hardware
 from lm.model import Decoder, named_variables
 from lm.optimizer import make_optimizer
 from lm.plan import Plan
@@ -82,11 +82,12 @@ def train(
         log.info("resumed at step %d, sequence %d", progress.step, progress.sequences)
 
     # --- the steps ---------------------------------------------------------------------------------
-    summary = _first_summary(config, plan, manifest, topology.size, peak_flops, peak_from)
+    summary = first_summary(config, plan, manifest, topology.size, peak_flops, peak_from)
     summary["checkpoint_step"] = progress.step if restored else None
     display = StepDisplay(console, plan.steps, progress.step, chief)
     tracker: Optional[Tracker] = None
     sampler: Optional[SystemSampler] = None
+    meter = make_meter(config, topology.local_rank)
     stopping = False
     try:
         sampler = start_sampler(
@@ -111,14 +112,22 @@ def train(
                 return
             progress.measure(val_loss)
             measured = {"val_loss": val_loss, "val_bits_per_byte": bits_per_byte(val_loss, manifest)}
-            consumed = _consumed(mixture, progress)
+            consumed = consumed_shares(mixture, progress)
             if chief:
-                run.append_metrics({**_position(progress, plan), **measured, **consumed})
+                run.append_metrics({**position(progress, plan), **measured, **consumed})
             display.evaluated(progress.step, measured, summary["gzip_bits_per_byte"])
             if consumed:
                 log.info("  consumed so far: %s", ", ".join(f"{name} {share:.1%}" for name, share in consumed.items()))
 
+        earlier_kwh = progress.kwh
+
+        def measure_energy() -> None:
+            if meter is not None:
+                meter.read()
+            progress.kwh = earlier_kwh + strategy.mean(meter.kwh if meter is not None else 0.0) * topology.size
+
         def save() -> None:
+            measure_energy()
             progress.seconds, progress.saved_at = stopwatch.split(), time.time()
             del progress.seconds["total"]
             with stopwatch("checkpoint"):
@@ -141,13 +150,15 @@ def train(
                 step = train_step(tokens_BS, tf.constant([seed, first], tf.int64))
                 line = {name: value.numpy().item() for name, value in step._asdict().items()}
                 stopping = _asked_to_stop(strategy, stop)
+            if meter is not None and not meter.started:
+                meter.start()
             progress.count(line, plan.global_batch_sequences)
             display.step(progress.step)
             last = progress.step == plan.steps or stopping
 
             if progress.step % config.train.log_every_steps == 0 or last or progress.nonfinite_steps:
-                line.update(_rates(stopwatch.lap(), plan, peak_flops))
-                line.update(_position(progress, plan), skipped_steps=progress.skipped_steps)
+                line.update(rates(stopwatch.lap(), plan, peak_flops))
+                line.update(position(progress, plan), skipped_steps=progress.skipped_steps)
                 if chief:
                     run.append_metrics(line)
                 display.logged(line)
@@ -168,6 +179,7 @@ def train(
         summary["status"] = "finished" if progress.step >= plan.steps else "stopped"
         if summary["status"] == "finished" and progress.val_loss is None:  # a stop came with the last step
             evaluate_now()
+        measure_energy()
         summary["stage_peak_memory_bytes"] = strategy.stage_peak_bytes()
         whole = strategy.logits(model)
         if chief and summary["status"] == "finished" and config.train.sample_tokens and whole is not None:
@@ -180,10 +192,14 @@ def train(
         display.close()
         if sampler is not None:
             sampler.stop()
+        if meter is not None:
+            meter.stop()
         split = stopwatch.split()
+        tokens = progress.sequences * plan.context_tokens
+        spent = costs(config, tokens, split["total"], progress.kwh, kg_a_kwh(config, meter))
         summary.update(
-            {key: value for key, value in _position(progress, plan).items() if key != "time"},
-            **_rates(stopwatch.totals(), plan, peak_flops),
+            {key: value for key, value in position(progress, plan).items() if key != "time"},
+            **rates(stopwatch.totals(), plan, peak_flops),
             skipped_steps=progress.skipped_steps,
             val_loss=progress.val_loss,
             val_bits_per_byte=bits_per_byte(progress.val_loss, manifest) if progress.val_loss is not None else None,
@@ -194,12 +210,13 @@ def train(
             signal=stop.number,
             goodput=split.get("step", 0.0) / split["total"],
             goodput_seconds=split,
+            **spent,
             peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
         try:
             if chief:
                 run.write_summary(summary)
-                run.append_metrics({**_position(progress, plan), **shares(split)})
+                run.append_metrics({**position(progress, plan), **shares(split), **spent})
         finally:
             if tracker is not None:
                 tracker.close(summary["status"])
@@ -235,12 +252,6 @@ def evaluate(
     return nats / tokens
 
 
-def bits_per_byte(loss: float, manifest: Manifest) -> float:
-    """Bits a byte of held-out text: loss / ln 2 x tokens / bytes (Gao et al. 2020, The Pile, section 3.1)."""
-    split = manifest.totals("validation")
-    return loss / math.log(2) * split.tokens / split.text_bytes
-
-
 def _asked_to_stop(strategy: Strategy, stop: StopRequest) -> bool:
     """Whether any rank was; every rank asks, so that all stop at the same step."""
     return strategy.mean(float(stop.number > 0)) > 0
@@ -248,46 +259,6 @@ def _asked_to_stop(strategy: Strategy, stop: StopRequest) -> bool:
 
 def _evaluation_due(progress: Progress, config: Config) -> bool:
     return progress.step % config.train.eval_every_steps == 0 or progress.step == config.train.steps
-
-
-def _first_summary(
-    config: Config, plan: Plan, manifest: Manifest, world: int, peak_flops: float, peak_from: str
-) -> Dict[str, Any]:
-    held_out = manifest.totals("validation")
-    return {
-        "status": "failed",  # until the run has ended otherwise
-        "steps": plan.steps,
-        "parameters": plan.parameters,
-        "world": world,
-        "hardware": hardware(config),
-        "gzip_bits_per_byte": 8 * held_out.gzip_bytes / held_out.text_bytes,
-        "peak_flops_per_second": peak_flops,
-        "peak_from": peak_from,
-    }
-
-
-def _position(progress: Progress, plan: Plan) -> Dict[str, Any]:
-    return {"step": progress.step, "time": time.time(), "tokens": progress.sequences * plan.context_tokens}
-
-
-def _consumed(mixture: Mixture, progress: Progress) -> Dict[str, float]:
-    """What the run has consumed of each source so far, where there are several."""
-    if len(mixture.sequences()) == 1:
-        return {}
-    realised = mixture.realised(progress.sequences)
-    return {f"share/{group}": count / max(progress.sequences, 1) for group, count in realised.items()}
-
-
-def _rates(seconds: Dict[str, float], plan: Plan, peak_flops: float) -> Dict[str, float]:
-    """Rates from seconds and spans by kind. The step that compiles counts for none of them."""
-    waited = seconds.get("data_wait", 0.0)
-    busy = seconds.get("step", 0.0) + waited
-    rate = seconds.get("step_spans", 0.0) * plan.tokens_per_step / busy if busy else 0.0
-    return {
-        "tokens_per_second": rate,
-        "mfu": rate * plan.flops_per_token / peak_flops,
-        "data_wait_fraction": waited / busy if busy else 0.0,
-    }
 
 
 def _nonfinite(line: Dict[str, Any], progress: Progress, checkpoints: Checkpoints) -> str:

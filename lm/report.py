@@ -127,6 +127,12 @@ def closing_rows(summary: Dict[str, Any], folder: Path) -> List[Tuple[str, str]]
         peak = summary["peak_flops_per_second"]
         rows.append(("speed", f"{summary['tokens_per_second']:,.0f} tokens/s"))
         rows.append(("mfu", f"{summary['mfu']:.1%} of {peak / 1e12:.3g} TFLOP/s ({summary['peak_from']})"))
+    if summary.get("energy_kwh"):
+        kg = summary.get("co2e_kg")
+        emitted = f", {kg:.3g} kg of CO2e" if kg is not None else "; profiling.country=DEU, say, for its emissions"
+        rows.append(("energy", f"{summary['energy_kwh']:.3g} kWh{emitted}"))
+    if summary.get("usd"):
+        rows.append(("cost", f"{summary['usd']:,.2f} USD: {summary['tokens_per_usd']:,.0f} tokens a dollar"))
     rows += [
         ("time", f"{time.strftime('%H:%M:%S', time.gmtime(seconds['total']))}: {split}"),
         ("peak memory", f"{human_bytes(summary['peak_memory_bytes'])} in rank 0's process"),

@@ -89,6 +89,7 @@ SMALL = [
     "schedule.warmup_steps=5",
     "checkpoint.every_steps=5",
     "cluster.peak_tflops_per_process=0.1",
+    "profiling=none",
 ]
 
 

@@ -14,7 +14,7 @@ from lm.profiling import SystemSampler
 
 def test_smdebug_reads_what_a_run_leaves(small: list[str]) -> None:
     """Every kind of measurement, every half second of the run, in the hour's folder and the minute's file."""
-    run_here([*small, "train.steps=200"])
+    run_here([*small, "profiling=system", "train.steps=200"])
     folder = only_run() / "profiler-output"
     from smdebug.profiler.system_metrics_reader import LocalSystemMetricsReader
     from smdebug.profiler.utils import TimeUnits

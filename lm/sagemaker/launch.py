@@ -31,7 +31,7 @@ from lm.sagemaker.follow import POLL_SECONDS, Watch
 from lm.sagemaker.places import Places, folder_of, job_name
 from lm.sagemaker.request import channels, make_request, submit
 from lm.sagemaker.storage import Storage, split
-from lm.schema import Config, Profiling
+from lm.schema import Config
 
 RETRY_SECONDS = 60.0  # before the first retry on capacity; doubled each time
 REQUEST, DRY_REQUEST = "request.json", "dry-request.json"
@@ -56,7 +56,7 @@ def run_job(
     if problems:
         raise ConfigError(problems)
     if choice.has_debugger(config.cluster):
-        config = dataclasses.replace(config, profiling=Profiling("none"))
+        config = dataclasses.replace(config, profiling=dataclasses.replace(config.profiling, name="none"))
     run = run_folder(config)
     rows = [*plan.rows(), *choice.rows(config.cluster), *estimate_rows(config, plan, choice)]
     console.print(table(f"{said}{run_name(config)}", rows))

@@ -51,6 +51,8 @@ class Profiling:
     """What is measured of the host while it trains."""
 
     name: str = setting(choices=("system", "none"))
+    energy: bool = setting(True)
+    country: Optional[str] = setting(None, pattern=r"[A-Z]{3}", like="DEU")  # whose electricity it is (ISO 3166)
 
 
 @dataclass

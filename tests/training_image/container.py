@@ -129,7 +129,7 @@ CLOSE = 1e-4  # two versions of TensorFlow round differently, over these steps b
 
 def test_one_process_trains_and_leaves_everything(tmp_path: Path, overrides: list[str], prepared: Path) -> None:
     """P01 besides: with Debugger's hook configured, and again in the same tree without, nothing stumbles over it."""
-    job = Job(tmp_path / "ml", [*overrides, *ONE], prepared)
+    job = Job(tmp_path / "ml", [*overrides, *ONE, "profiling=system", "cluster.region=us-east-1"], prepared)
     hook = {"LocalPath": str(job.base / "tensors"), "HookParameters": {}, "CollectionConfigurations": []}
     (job.base / "input/config/debughookconfig.json").write_text(json.dumps(hook))
     status, shown = job.run()
@@ -144,6 +144,9 @@ def test_one_process_trains_and_leaves_everything(tmp_path: Path, overrides: lis
     }
     assert (job.base / "output/data/metrics.jsonl").exists()
     assert list((job.base / "checkpoints/profiler-output/system/incremental").rglob("*.algo-1.json"))
+    assert job.summary()["energy_kwh"] > 0
+    assert job.summary()["co2e_kg"] > 0
+    assert job.summary()["tokens_per_usd"] > 0
     assert (job.base / "checkpoints/checkpoints/step-00000020/checkpoint.json").exists()
     assert job.losses() == pytest.approx(here(overrides, prepared, "single"), abs=CLOSE)
     (job.base / "input/config/debughookconfig.json").unlink()
