@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from lm.catalog import gpus, grids, hosts
+from lm.catalog import gpus, grids, hosts, spot
 from lm.catalog.choice import Choice
 from lm.history import FinishedRun, reached
 from lm.plan import Plan
@@ -42,6 +42,7 @@ class Estimate:
     hours: float
     machine_hours: float
     usd: Optional[float]  # on demand; None where no price is known
+    usd_spot: Optional[float]  # of managed spot, while it is not interrupted
     kwh: Optional[float]  # None where the hosts' power or the region's grid is not known
     kg_co2e: Optional[float]
     cleanest_region: str
@@ -58,7 +59,9 @@ class Estimate:
             f"compute {self.compute_seconds:.3g}, pipeline's bubble {self.bubble_seconds:.3g}, "
             f"gradients {self.allreduce_seconds:.3g}"
         )
-        cost = "no price is known" if self.usd is None else f"{self.usd:,.2f} USD on demand"
+        cost = "no price is known"
+        if self.usd is not None and self.usd_spot is not None:
+            cost = f"{self.usd:,.2f} USD on demand, some {self.usd_spot:,.2f} as spot"
         rows = [
             ("step, estimated", f"{self.step_seconds:.3g} s on {self.gpus} GPUs: {parts}"),
             ("run, estimated", f"{self.hours:,.2f} hours at {self.tokens_per_second:,.0f} tokens/s: {cost}"),
@@ -143,6 +146,9 @@ def estimate(
             Assumption("power of a host", f"{watts:,} W with its GPUs", f"{gpu.source}; {host.source}"),
             Assumption("the grid", f"{grid.grams_a_kwh:g} g CO2e a kWh, PUE {grid.pue:g}: {grid.zone}", grid.source),
         ]
+    usd = choice.cost_usd(cluster, hours * 3600)
+    if usd is not None:
+        assumptions.append(Assumption("spot", f"{spot().share_of_on_demand:.0%} of the price", spot().source))
     return Estimate(
         gpus=count,
         compute_seconds=compute,
@@ -151,7 +157,8 @@ def estimate(
         tokens_per_second=plan.tokens_per_step / seconds,
         hours=hours,
         machine_hours=machine_hours,
-        usd=choice.cost_usd(cluster, hours * 3600),
+        usd=usd,
+        usd_spot=None if usd is None else usd * spot().share_of_on_demand,
         kwh=kwh,
         kg_co2e=kg,
         cleanest_region=region,

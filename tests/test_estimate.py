@@ -109,17 +109,18 @@ def test_gpt_neox_20b_is_predicted_within_a_quarter() -> None:
 
 
 def test_the_articles_job_takes_an_hour_and_a_half() -> None:
-    """Each part by hand: 8.5 GFLOP a token, a third again for recomputing, 80 V100s; 3 of 4 + 1 slots; 2 GB/s."""
+    """Each part by hand: 8.5 GFLOP a token, a third again for recomputing, 80 V100s; 1 of 4 slots; 2 GB/s."""
     found = estimated(["model=1b", "parallel=smp", "cluster=p3x10", "dataset.vocabulary_size=4096"])
     config = compose(["model=1b", "parallel=smp", "cluster=p3x10"])
     plan = make_plan(config)
-    share = 0.7 * 2048 / 2448
-    compute = plan.flops_per_token * 4 / 3 * 327_680 / (80 * 15.7e12 * share)
+    share = 0.37 * 2048 / 2448
+    compute = plan.flops_per_token * 4 / 3 * 327_680 / (80 * 125e12 * share)
     assert found.compute_seconds == pytest.approx(compute)
     assert found.bubble_seconds == pytest.approx(compute / 4)
     assert found.allreduce_seconds == pytest.approx(2 * 39 / 40 * 4 * plan.parameters / 2e9)
     assert found.hours == pytest.approx(found.step_seconds * 500 / 3600)
     assert found.usd == pytest.approx(found.hours * 281.52)
+    assert found.usd_spot == pytest.approx(found.hours * 281.52 * 0.33)
     assert found.kwh == pytest.approx(found.machine_hours * (511 + 8 * 300) / 1000 * 1.15)
     assert found.kg_co2e == pytest.approx(found.kwh * 0.418)  # type: ignore[operator]
     assert found.cleanest_region == "eu-north-1"

@@ -111,6 +111,15 @@ class Price:
         return self.usd_per_hour * instances * seconds / 3600
 
 
+@dataclass(frozen=True)
+class Spot:
+    """What spot capacity costs."""
+
+    share_of_on_demand: float
+    source: str
+    verified_on: str
+
+
 def _table(name: str) -> Any:
     return yaml.safe_load((TABLES / f"{name}.yaml").read_text())
 
@@ -151,6 +160,12 @@ def hosts() -> Dict[str, Host]:
 def grids() -> Dict[str, Grid]:
     """The regions whose grid is known."""
     return {name: Grid(**row) for name, row in _table("grid").items()}
+
+
+@functools.lru_cache
+def spot() -> Spot:
+    """What a managed spot job costs, of its price on demand."""
+    return Spot(**_table("spot"))
 
 
 @functools.lru_cache
