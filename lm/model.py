@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from lm import fused
 from lm.loss import nats
-from lm.plan import feedforward_width, head_width, slice_tokens
 from lm.recompute import recomputed
 from lm.schema import Model as ModelSettings
+from lm.shapes import feedforward_width, head_width, slice_tokens
 
 
 def seeded_normal(seed: int, standard_deviation: float) -> Callable[[str], Callable[..., tf.Tensor]]:

@@ -134,12 +134,12 @@ def test_the_articles_job_is_accepted() -> None:
         ),
         (
             ["model=1b", "parallel=sdp", "cluster=p3x10"],
-            "the plan has 19.4 GiB a device, and a V100 of ml.p3.16xlarge has 16.0 GiB",
+            "1.22 billion parameters under adamw need 18.2 GiB a device before activations, and a V100 of",
             "cluster.instance_type=ml.p3dn.24xlarge",
         ),
         (
             ["model=7b", "parallel=smp", "cluster=p3x10"],
-            "a V100 of ml.p3.16xlarge has 16.0 GiB",
+            "a V100 of ml.p3.16xlarge has 14.5 GiB for it",
             "cluster.instance_type=ml.p3dn.24xlarge parallel.partitions=8",
         ),
         (

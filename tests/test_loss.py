@@ -35,13 +35,13 @@ def test_a_loss_in_slices_is_the_loss(monkeypatch: pytest.MonkeyPatch, tied: boo
     tokens = np.random.RandomState(0).randint(0, 50, (2, 16)).astype(np.int32)
     decoder = Decoder(settings(1, tied_head=tied), 50, 0, "float32")
     whole = loss_and_gradients(decoder, tokens)
-    monkeypatch.setattr("lm.plan.SLICE_BYTES", 4 * 50 * at_once)
+    monkeypatch.setattr("lm.shapes.SLICE_BYTES", 4 * 50 * at_once)
     for found, expected in zip(loss_and_gradients(decoder, tokens), whole):
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_no_more_logits_exist_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm.plan.SLICE_BYTES", 4 * 50 * 8)
+    monkeypatch.setattr("lm.shapes.SLICE_BYTES", 4 * 50 * 8)
     decoder = Decoder(settings(1), 50, 0, "float32")
 
     @tf.function(autograph=False)

@@ -15,8 +15,8 @@ from lm import fused
 from lm.compose import compose
 from lm.fused import cross_entropy
 from lm.model import Decoder, named_variables
-from lm.plan import count_parameters
 from lm.schema import Model
+from lm.shapes import count_parameters
 
 KINDS: Dict[str, Dict[str, Any]] = {
     "gpt2": {},

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lm.compose import compose
-from lm.plan import flops_per_token, human_bytes, make_plan
+from lm.plan import human_bytes, make_plan
+from lm.shapes import flops_per_token
 
 PILE = ["dataset=pile"]
 
@@ -87,3 +88,36 @@ def test_memory_counts_weights_gradients_and_moments() -> None:
 
 def test_bytes_as_people_read_them() -> None:
     assert [human_bytes(n) for n in (0, 1023, 1536, 3 * 2**30)] == ["0 B", "1023 B", "1.5 KiB", "3.0 GiB"]
+
+
+def test_memory_at_once_is_less_than_its_kinds_and_more_than_what_stays() -> None:
+    for overrides in ([], ["model.recompute=block"], ["train.microbatch_sequences=1"], ["train.precision=bfloat16"]):
+        memory = make_plan(compose(["model=125m", *overrides])).memory_per_device
+        assert memory.steady < memory.total < sum(memory.kinds().values())
+
+
+def test_memory_by_hand() -> None:
+    """model=10m, 8 sequences of 256: traced, the step asked for 699 MiB at its peak."""
+    memory = make_plan(compose(["model=10m"])).memory_per_device
+    parameters, tokens, width = 12_318_720, 2048, 384
+    block = 4 * (4 * width + 5 * width + 2 * 4 * width + 2 * 6 * 256)
+    assert memory.weights == 4 * parameters
+    assert memory.activations == tokens * (6 * block + 6 * 4 * width)
+    assert memory.logits == tokens * 4096 * 12 + 2 * 4 * 4096 * width
+    at_once = 12 * parameters + memory.activations + memory.logits
+    assert memory.total == at_once + memory.slack
+    assert at_once / 2**20 == pytest.approx(699, rel=0.05)
+
+
+def test_several_processes_have_a_buffer_for_their_gradients() -> None:
+    two = make_plan(compose(["parallel=horovod", "cluster=local2"])).memory_per_device
+    assert two.communication == 128 * 2**20
+    assert make_plan(compose([])).memory_per_device.communication == 0
+
+
+def test_half_precision_copies_are_a_blocks_where_blocks_are_computed_again() -> None:
+    half = ["model=125m", "train.precision=bfloat16"]
+    whole = make_plan(compose(half))
+    assert whole.memory_per_device.copies == 2 * whole.parameters
+    again = make_plan(compose([*half, "model.recompute=block"]))
+    assert again.memory_per_device.copies == pytest.approx(2 * 12 * 768**2, rel=0.01)

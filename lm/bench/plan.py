@@ -32,7 +32,7 @@ def bench_plan(console: Console) -> List[Dict[str, Any]]:
     """Measures, prints and returns a row a run: seconds a step and peak bytes, planned and measured.
 
     A step's plan is its FLOPs at the speed of the first run of its precision, which nears a processor's peak with the
-    width as lm.estimate has it. Memory is above what the process has before there is a model.
+    width as lm.estimate has it. Memory is what TensorFlow's allocator has in use.
     """
     found: List[Dict[str, Any]] = []
     known: Dict[str, float] = {}  # FLOP/s of a very wide model, by precision
@@ -64,7 +64,7 @@ def bench_plan(console: Console) -> List[Dict[str, Any]]:
 
 
 def _measure(typed: List[str]) -> Tuple[float, int]:
-    """Seconds of the fastest step but the first, and the peak of a process of its own in bytes."""
+    """Seconds of the fastest step but the first, and the most bytes that its tensors had, in a process of its own."""
     with started({"ours": our_command(typed)}) as contenders:
         _, *seconds = [contenders["ours"].ask(1) for _ in range(STEPS + 1)]
         return min(seconds), int(contenders["ours"].ask("memory"))

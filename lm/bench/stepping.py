@@ -3,21 +3,20 @@
     python -m lm.bench.stepping OVERRIDE...
 
 Each line of standard input is a number of steps to take, answered with their seconds; `products`, answered with the
-FLOP/s of the model's own matrix products; or `memory`: the process's peak in bytes, less what it had before the model.
+FLOP/s of the model's own matrix products; or `memory`, answered with the most bytes that a device's allocator had in
+use.
 """
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from typing import Callable, List, Tuple
 
-import psutil
-
 from lm.compose import compose
-from lm.plan import Plan, make_plan, weight_shapes
+from lm.plan import Plan, make_plan
 from lm.schema import Config
+from lm.shapes import weight_shapes
 from lm.start import import_tensorflow
 
 PRODUCTS_ROUNDS = 5
@@ -73,16 +72,24 @@ def products_flops(config: Config, plan: Plan) -> float:
     return sum(2.0 * rows * one * other for one, other in matrices) / best
 
 
+def peak_bytes() -> int:
+    """The most bytes that a device's allocator had in use so far; partitions on one processor share an allocator."""
+    import tensorflow as tf
+
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    names = [device.name.split("device:")[-1] for device in devices]
+    return max(int(tf.config.experimental.get_memory_info(name)["peak"]) for name in names)
+
+
 def main(overrides: List[str]) -> None:
     """Answers standard input to its end."""
     import_tensorflow()
-    before = psutil.Process().memory_info().rss
     config, plan, take = prepare(overrides)
     for line in sys.stdin:
         if line.strip() == "products":
             answer: float = products_flops(config, plan)
         elif line.strip() == "memory":
-            answer = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            answer = peak_bytes()
         else:
             answer = take(int(line))
         print(answer, flush=True)

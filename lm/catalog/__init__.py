@@ -71,6 +71,7 @@ class Gpu:
 
     peak_tflops: Dict[str, float]
     share_of_peak: Dict[str, float]  # of a very wide model
+    reserved_gib: float  # of its nominal memory, that TensorFlow does not get
     watts: int
     source: str
     verified_on: str
@@ -150,6 +151,14 @@ def gpus() -> Dict[str, Gpu]:
     return {name: Gpu(**row) for name, row in _table("gpus").items()}
 
 
+def usable_bytes(instance: Instance) -> float:
+    """What TensorFlow gets of a GPU's memory, or of a host's where it has none."""
+    if not instance.gpus:
+        return instance.memory_gib * 2**30
+    known = gpus().get(instance.gpu)
+    return (instance.gpu_gib - (known.reserved_gib if known else 0.0)) * 2**30
+
+
 @functools.lru_cache
 def hosts() -> Dict[str, Host]:
     """The instance types whose hosts are known beyond their GPUs."""
@@ -165,7 +174,7 @@ def grids() -> Dict[str, Grid]:
 @functools.lru_cache
 def spot() -> Spot:
     """What a managed spot job costs, of its price on demand."""
-    return Spot(**_table("spot"))
+    return Spot(**_table("spot")["training"])
 
 
 @functools.lru_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Iterator, List, Tuple
 
-from lm.catalog import Instance, gpus_of, instances, libraries, replicas
+from lm.catalog import Instance, gpus_of, instances, libraries, replicas, usable_bytes
 from lm.disagreements import disagreements
 from lm.plan import Plan, human_bytes, make_plan
 from lm.refusal import Problem
@@ -33,12 +33,15 @@ def _with_replicas(config: Config) -> Config:
 
 def memory_problems(config: Config, plan: Plan, instance: Instance) -> List[Problem]:
     """A problem with what to type where the plan's bytes a device are more than a GPU has, or a host without one."""
-    available = (instance.gpu_gib if instance.gpus else instance.memory_gib) * 2**30
-    needed = plan.memory_per_device.total
-    if needed <= available:
+    available, memory = usable_bytes(instance), plan.memory_per_device
+    if memory.total <= available:
         return []
     device = f"{instance.gpu} of {instance.name}" if instance.gpus else instance.name
-    text = f"the plan has {human_bytes(needed)} a device, and a {device} has {human_bytes(available)}"
+    has = f"a {device} has {human_bytes(available)} for it"
+    text = f"the plan has {human_bytes(memory.total)} a device, and {has}"
+    if memory.steady > available:
+        who = f"{plan.parameters / 1e9:.3g} billion parameters under {config.optimizer.name}"
+        text = f"{who} need {human_bytes(memory.steady)} a device before activations, and {has}"
     return [Problem(("model", "cluster.instance_type"), text, _what_fits(config, available))]
 
 
@@ -50,10 +53,10 @@ def _what_fits(config: Config, available: float) -> str:
     for one in sorted(instances().values(), key=lambda row: row.gpu_gib):
         allowed = libraries()[config.parallel.name].runs_on(one)
         moved = with_instance_type(config, one.name)
-        if one.gpu_gib * 2**30 <= available or not allowed or one.gpus % getattr(config.parallel, "partitions", 1):
+        if usable_bytes(one) <= available or not allowed or one.gpus % getattr(config.parallel, "partitions", 1):
             continue
         for overrides, changed in _changes(moved):
-            if not disagreements(changed) and make_plan(changed).memory_per_device.total <= one.gpu_gib * 2**30:
+            if not disagreements(changed) and make_plan(changed).memory_per_device.total <= usable_bytes(one):
                 return " ".join([f"cluster.instance_type={one.name}", *overrides])
     return "a smaller model, a shorter context, or parallel=smp with more partitions"
 
