@@ -84,8 +84,8 @@ def _plan(options: argparse.Namespace) -> int:
     from lm.catalog.checks import choose
     from lm.compose import compose
     from lm.estimate import estimate
-    from lm.history import reached
     from lm.plan import make_plan
+    from lm.processors import expected_here
 
     if options.sweep or options.html:
         return _rank(compose(options.overrides, workable=False), options)
@@ -102,10 +102,10 @@ def _plan(options: argparse.Namespace) -> int:
             rows += found.rows()
             assumptions = [(one.name, f"{one.value}  ({one.source})") for one in found.assumptions]
     else:
-        past = reached(config)
-        if past is not None:
-            values["expected_step_seconds"] = past.step_seconds(plan)
-            rows += past.rows(plan)
+        speed = expected_here(config, plan)
+        if speed is not None:
+            values["expected_step_seconds"] = speed.step_seconds(plan)
+            rows += speed.rows(plan)
     if options.json:
         print(json.dumps(values, indent=1))
         return 0

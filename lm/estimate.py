@@ -13,12 +13,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from lm.catalog import gpus, grids, hosts, spot
 from lm.catalog.choice import Choice
 from lm.history import FinishedRun, reached
-from lm.plan import Plan
+from lm.plan import Plan, step_flops
 from lm.schema import Config
 
 GRADIENT_BYTES = 4  # float32 in every precision
 HALF_SHARE_WIDTH = 400  # of a model at which half of a GPU's share_of_peak is reached
-RECOMPUTED = 4 / 3  # model.recompute=block: the forward pass, a third of the work, is done twice
 
 
 @dataclass(frozen=True)
@@ -80,16 +79,6 @@ class Estimate:
         return {**dataclasses.asdict(self), "step_seconds": self.step_seconds}
 
 
-def step_flops(config: Config, plan: Plan) -> float:
-    """FLOPs of an optimizer step, those that are recomputed included."""
-    return plan.flops_per_token * plan.tokens_per_step * (RECOMPUTED if config.model.recompute == "block" else 1)
-
-
-def share_at(width: int) -> float:
-    """The share that a model of some width gets of what a very wide one gets."""
-    return width / (width + HALF_SHARE_WIDTH)
-
-
 def estimate(
     config: Config, plan: Plan, choice: Choice, runs: Optional[Sequence[FinishedRun]] = None
 ) -> Optional[Estimate]:
@@ -104,7 +93,7 @@ def estimate(
         return None
     fast = precision if precision in gpu.peak_tflops else "float32"
     width = config.model.width
-    share = gpu.share_of_peak[fast] * share_at(width)
+    share = gpu.share_of_peak[fast] * width / (width + HALF_SHARE_WIDTH)
     count = 1 if config.parallel.name == "single" else cluster.instance_count * cluster.gpus_per_host
     partitions = getattr(config.parallel, "partitions", 1)
 
@@ -118,8 +107,7 @@ def estimate(
     past = reached(config, runs)
     if past is not None:  # with everything in it
         compute, bubble = past.step_seconds(plan), 0.0
-        measured = f"{past.flops_per_second / 1e12:.3g} TFLOP/s at width {past.width}"
-        assumptions = [Assumption("measured before", measured, f"{past.runs} finished here of the same kind")]
+        assumptions = [Assumption("speed", f"{past.flops_per_second / 1e12:.3g} TFLOP/s", past.because)]
     elif plan.replicas > 1:
         where = "one_host" if cluster.instance_count == 1 else "several_hosts"
         if host is None:

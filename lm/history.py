@@ -26,12 +26,11 @@ log = logging.getLogger("lm")
 
 
 @dataclass(frozen=True)
-class Reached:
-    """The median of runs of one width: FLOP/s of all processes together, communication and bubbles included."""
+class Speed:
+    """FLOP/s of all processes together, communication and bubbles included, and how they are known."""
 
     flops_per_second: float
-    runs: int
-    width: int
+    because: str
 
     def step_seconds(self, plan: Plan) -> float:
         """An optimizer step of a plan at that speed."""
@@ -40,10 +39,8 @@ class Reached:
     def rows(self, plan: Plan) -> List[Tuple[str, str]]:
         """As people read it: a name and a value a row."""
         seconds = self.step_seconds(plan)
-        what = f"{self.runs} run{'s' * (self.runs > 1)} of width {self.width} on this hardware"
-        speed = f"{seconds:.3g} s at {plan.tokens_per_step / seconds:,.0f} tokens/s, as {what} reached"
         return [
-            ("step, expected", speed),
+            ("step, expected", f"{seconds:.3g} s at {plan.tokens_per_step / seconds:,.0f} tokens/s: {self.because}"),
             ("run, expected", f"{seconds * plan.steps / 3600:,.2f} hours of steps"),
         ]
 
@@ -91,8 +88,8 @@ def _read(folder: RunFolder) -> Optional[FinishedRun]:
     return FinishedRun(summary["hardware"], _kind(settings), int(settings["model"]["width"]), float(rate))
 
 
-def reached(config: Config, runs: Optional[Sequence[FinishedRun]] = None) -> Optional[Reached]:
-    """What finished runs reached with the same hardware, strategy, processes, precision and recomputation.
+def reached(config: Config, runs: Optional[Sequence[FinishedRun]] = None) -> Optional[Speed]:
+    """The median of what finished runs reached with the same hardware, strategy, processes, precision, recomputation.
 
     Of several widths the nearest counts, because wider products come nearer to the hardware's peak. None without any.
     runs: None: those in outputs/.
@@ -105,7 +102,9 @@ def reached(config: Config, runs: Optional[Sequence[FinishedRun]] = None) -> Opt
     if not found:
         return None
     width = min(found, key=lambda width: abs(math.log(width / config.model.width)))
-    return Reached(statistics.median(found[width]), len(found[width]), width)
+    count = len(found[width])
+    because = f"what {count} finished run{'s' * (count > 1)} of width {width} reached on this hardware"
+    return Speed(statistics.median(found[width]), because)
 
 
 def _kind(settings: Any) -> Tuple[Any, ...]:

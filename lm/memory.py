@@ -31,7 +31,7 @@ class Memory:
 
     weights: int
     copies: int  # of weights in half precision; with model.recompute=block a block's at a time
-    gradients: int  # with accumulation a second set
+    gradients: int  # with accumulation a set that is added to, and in a loop what the sum becomes
     optimizer: int
     activations: int
     logits: int
@@ -89,7 +89,7 @@ def memory(config: Config, parameters: int, microbatch_sequences: int, accumulat
     of_a_block = sum(math.prod(shape) for shape in shapes["blocks"]) // model.layers
     copied = of_a_block if model.recompute == "block" else parameters // partitions
     copies = 0 if precision == "float32" else compute * copied
-    sets = 2 if accumulation > 1 else 1
+    sets = 1 if accumulation == 1 else 2 if config.parallel.name == "smp" else 3  # a pipeline is no loop
     moments_bytes = BYTES_OF[optimizer.moments_dtype] * moments // partitions
     communication = FUSION_BYTES if config.cluster.processes > 1 else 0
 

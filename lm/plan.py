@@ -38,7 +38,7 @@ class Plan:
     def rows(self) -> List[Tuple[str, str]]:
         """The plan as people read it: a name and a value a row."""
         memory = self.memory_per_device
-        kinds = ", ".join(f"{name} {human_bytes(n)}" for name, n in memory.kinds().items())
+        kinds = ", ".join(f"{name} {human_bytes(n)}" for name, n in memory.kinds().items() if n)
         batch = f"{self.replicas} replica{'s' * (self.replicas > 1)} x {self.accumulation} x "
         return [
             ("parameters", f"{self.parameters:,} ({self.parameters_without_embeddings:,} without embeddings)"),
@@ -58,6 +58,16 @@ def human_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def repeated(config: Config) -> float:
+    """How much of a step's work in the blocks is done: with model.recompute=block its forward third twice."""
+    return 4 / 3 if config.model.recompute == "block" else 1.0
+
+
+def step_flops(config: Config, plan: Plan) -> float:
+    """FLOPs of an optimizer step, those that are done twice included."""
+    return plan.flops_per_token * plan.tokens_per_step * repeated(config)
 
 
 def make_plan(config: Config) -> Plan:

@@ -40,7 +40,7 @@ def test_the_median_of_the_nearest_width_counts() -> None:
     leave("narrow", ["model.width=48"], 9000.0)
     found = reached(compose(BASE))
     assert found is not None
-    assert (found.width, found.runs) == (384, 3)
+    assert found.because == "what 3 finished runs of width 384 reached on this hardware"
     assert found.flops_per_second == 1000 * flops(["model.width=384"])
     plan = make_plan(compose(BASE))
     flops_a_step = plan.flops_per_token * plan.tokens_per_step
@@ -110,7 +110,7 @@ def test_a_run_is_what_the_next_ones_plan_expects(small: List[str], capsys: pyte
     plan = json.loads(capsys.readouterr().out)
     assert plan["expected_step_seconds"] == pytest.approx(plan["tokens_per_step"] / summary["tokens_per_second"])
     assert main(["plan", *small]) == 0
-    assert "on this hardware reached" in capsys.readouterr().out
+    assert "what 1 finished run of width 32 reached on this hardware" in capsys.readouterr().out
     assert json.loads((only_run() / "summary.json").read_text())["hardware"] == hardware(compose(small))
 
 

@@ -105,7 +105,11 @@ def _plan(_: argparse.Namespace) -> int:
     from lm.bench.plan import bench_plan
 
     found = bench_plan(make_console())
-    ratios = {f"{' '.join(row['typed'])}, memory": row["planned_bytes"] / row["peak_bytes"] for row in found}
+    ratios = {}
+    for row in found:
+        for what, planned in (("peak_bytes", "planned_bytes"), ("step_seconds", "planned_step_seconds")):
+            ratio = row[planned] / row[what]
+            ratios[f"{' '.join(row['typed'])}, {what}"] = min(ratio, 1 / ratio)  # either way off is off
     return _report("plan", found, ratios)
 
 

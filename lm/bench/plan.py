@@ -1,4 +1,4 @@
-"""What the plan says beforehand against what is measured: peak memory, and a step's time once one step is known."""
+"""What the plan says beforehand against what is measured: peak memory, and a step's time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from rich.table import Table
 
 from lm.bench.contender import our_command, started
 from lm.compose import compose
-from lm.estimate import share_at, step_flops
 from lm.plan import human_bytes, make_plan
+from lm.processors import copied_bytes, step_seconds
 
 STEPS = 3
-# One of each precision calibrates the others: the first.
 RUNS = (
     ["model=10m"],
     ["model=10m", "train.global_batch_sequences=16"],
@@ -31,18 +30,17 @@ RUNS = (
 def bench_plan(console: Console) -> List[Dict[str, Any]]:
     """Measures, prints and returns a row a run: seconds a step and peak bytes, planned and measured.
 
-    A step's plan is its FLOPs at the speed of the first run of its precision, which nears a processor's peak with the
-    width as lm.estimate has it. Memory is what TensorFlow's allocator has in use.
+    A step is planned from the speed of the run's own matrix products and of a copy here (lm.processors). Memory is what
+    TensorFlow's allocator has in use.
     """
     found: List[Dict[str, Any]] = []
-    known: Dict[str, float] = {}  # FLOP/s of a very wide model, by precision
+    copied = copied_bytes()
     for typed in RUNS:
         console.print(f"measuring {' '.join(typed)}")
         config = compose(typed)
         plan = make_plan(config)
-        seconds, peak = _measure(typed)
-        work = step_flops(config, plan) / share_at(config.model.width)
-        planned = work / known.setdefault(config.train.precision, work / seconds)
+        seconds, products, peak = _measure(typed)
+        planned = step_seconds(config, plan, products, copied)
         memory = plan.memory_per_device.total * getattr(config.parallel, "partitions", 1)  # all in this process
         steps = {"step_seconds": seconds, "planned_step_seconds": planned}
         found.append({"typed": typed, **steps, "peak_bytes": peak, "planned_bytes": memory})
@@ -63,8 +61,10 @@ def bench_plan(console: Console) -> List[Dict[str, Any]]:
     return found
 
 
-def _measure(typed: List[str]) -> Tuple[float, int]:
-    """Seconds of the fastest step but the first, and the most bytes that its tensors had, in a process of its own."""
+def _measure(typed: List[str]) -> Tuple[float, float, int]:
+    """In a process of its own: seconds of the fastest step but the first, its products' FLOP/s, its tensors' bytes."""
     with started({"ours": our_command(typed)}) as contenders:
-        _, *seconds = [contenders["ours"].ask(1) for _ in range(STEPS + 1)]
-        return min(seconds), int(contenders["ours"].ask("memory"))
+        ours = contenders["ours"]
+        _, *seconds = [ours.ask(1) for _ in range(STEPS + 1)]
+        peak = int(ours.ask("memory"))
+        return min(seconds), ours.ask("products"), peak
