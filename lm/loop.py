@@ -101,7 +101,6 @@ def train(
             summary["loss"] = next((line["loss"] for line in reversed(kept) if "loss" in line), None)
         if chief and config.tracking.uri is not None:
             tracker = Tracker(config.tracking.uri, run, config)
-            tracker.start()
         train_step = strategy.train_step(model, optimizer, plan)
         eval_step = strategy.eval_step(model)
 
@@ -136,6 +135,7 @@ def train(
                 strategy.barrier()
             summary["checkpoint_step"] = progress.step
 
+        beside = [worker.start for worker in (tracker, meter) if worker is not None]
         batches = training_batches(
             mixture, context, progress.sequences, plan.global_batch_sequences, topology.replica, topology.replicas
         )
@@ -150,8 +150,6 @@ def train(
                 step = train_step(tokens_BS, tf.constant([seed, first], tf.int64))
                 line = {name: value.numpy().item() for name, value in step._asdict().items()}
                 stopping = _asked_to_stop(strategy, stop)
-            if meter is not None and not meter.started:
-                meter.start()
             progress.count(line, plan.global_batch_sequences)
             display.step(progress.step)
             last = progress.step == plan.steps or stopping
@@ -163,6 +161,8 @@ def train(
                     run.append_metrics(line)
                 display.logged(line)
                 summary["loss"] = line["loss"]
+            while beside:  # their imports would hold the first step up
+                beside.pop()()
             at_the_end = progress.step == plan.steps and progress.nonfinite_steps > 0
             if progress.nonfinite_steps >= config.train.max_nonfinite_steps or at_the_end:
                 raise RunFailed(_nonfinite(line, progress, checkpoints))

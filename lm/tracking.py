@@ -90,6 +90,8 @@ class Tracker:
         """
         self.status = status
         self._wake.set()
+        if self._thread.ident is None:
+            self.start()
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive() or self.trouble:
             log.warning(
