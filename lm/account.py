@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any, Dict, Optional
 
-from lm.catalog import price
+from lm.catalog import price, spot
 from lm.checkpoint import Progress
 from lm.data.mixture import Mixture
 from lm.data.shards import Manifest
@@ -62,7 +62,7 @@ def bits_per_byte(loss: float, manifest: Manifest) -> float:
 
 
 def costs(config: Config, tokens: int, seconds: float, kwh: float, kg_a_kwh: Optional[float]) -> Dict[str, float]:
-    """What a run took of money and energy, as far as it is known: dollars by the table's price of SageMaker's instance.
+    """What a run took of money and energy, as far as it is known: dollars by the tables of SageMaker's prices.
 
     seconds: of all attempts. kwh: 0 where it was not measured.
     """
@@ -70,7 +70,8 @@ def costs(config: Config, tokens: int, seconds: float, kwh: float, kg_a_kwh: Opt
     if isinstance(config.cluster, SageMaker) and config.cluster.instance_type is not None:
         known = price(config.cluster.instance_type, config.cluster.region or "")
         if known is not None:
-            found["usd"] = known.cost_usd(config.cluster.instance_count, seconds)
+            share = spot().share_of_on_demand if config.cluster.spot else 1.0
+            found["usd"] = share * known.cost_usd(config.cluster.instance_count, seconds)
             found["tokens_per_usd"] = tokens / found["usd"]
     if kwh:
         found["energy_kwh"] = kwh

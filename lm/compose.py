@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lm.catalog import gpus, gpus_of, instances, replicas
+from lm.catalog import gpus_of, replicas, usual_precision
 from lm.catalog.checks import refuse_unworkable
 from lm.config import defaults, load
 from lm.plan import make_plan
@@ -43,22 +43,13 @@ def _replicas(hosts: Any, gpus_per_host: Any, strategy: str, partitions: Any) ->
     return replicas(hosts, gpus_per_host, strategy, partitions) if all(isinstance(n, int) for n in numbers) else 1
 
 
-def _precision(instance_type: Optional[str], strategy: str) -> str:
-    """float32 on processors; on GPUs a half one: bfloat16 where they have it, except in smp's TensorFlow 2.6."""
-    known = instances().get(instance_type or "")
-    gpu = gpus().get(known.gpu) if known else None
-    if gpu is None:
-        return "float32"
-    return "bfloat16" if "bfloat16" in gpu.peak_tflops and strategy != "smp" else "float16"
-
-
 # What the YAML files compute: conf/config.yaml, conf/cluster/sagemaker.yaml, conf/parallel/smp.yaml.
 RESOLVERS: Dict[str, Callable[..., Any]] = {
     "launch_mode": _launch_mode,
     "multiple": _multiple,
     "gpus_of": gpus_of,
     "replicas": _replicas,
-    "precision": _precision,
+    "precision": usual_precision,
     "several": lambda count: isinstance(count, int) and count > 1,
 }
 REFUSED = (HydraException, OmegaConfBaseException, ValueError)  # what Hydra raises for what it cannot compose

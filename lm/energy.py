@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from lm.catalog import grids
 from lm.schema import Config, SageMaker
 
 INTERVAL_SECONDS = 15
+BEGIN_SECONDS = 30.0  # that a save waits at most for the first measurement
 ANY_COUNTRY = "USA"  # codecarbon wants one, whether or not anybody asks what was emitted
 log = logging.getLogger("lm")
 
@@ -39,22 +40,32 @@ class Meter:
 
     def read(self) -> None:
         """Brings the numbers up to date."""
-        if not self.started:
-            return
-        self._thread.join()
-        if self._tracker is not None:
-            self._tracker.flush()
+        if self.started:
+            self._thread.join(BEGIN_SECONDS)
+        self._ask(lambda tracker: tracker.flush())
 
     def stop(self) -> None:
         """After `read`, ends it."""
+        self._ask(lambda tracker: tracker.stop())
+        self._tracker = None
+
+    def _ask(self, what: Callable[[Any], Any]) -> None:
         if self._tracker is not None:
-            self._tracker.stop()
-            self._tracker = None
+            try:
+                what(self._tracker)
+            except Exception as error:  # whatever sensors or their libraries do, training goes on
+                log.warning("energy is no longer measured: %s: %s", type(error).__name__, error)
+                self._tracker = None
 
     def _begin(self) -> None:
         try:
             from codecarbon import OfflineEmissionsTracker
+            from codecarbon.input import DataSource
 
+            logging.getLogger("codecarbon").setLevel(logging.CRITICAL)  # it warns before it reads log_level
+            if self.country is not None and self.country not in DataSource().get_global_energy_mix_data():
+                log.warning("profiling.country=%s: codecarbon knows no such country, so no emissions", self.country)
+                self.country = None
             tracker = OfflineEmissionsTracker(
                 country_iso_code=self.country or ANY_COUNTRY,
                 measure_power_secs=INTERVAL_SECONDS,

@@ -123,7 +123,7 @@ def train(
         def measure_energy() -> None:
             if meter is not None:
                 meter.read()
-            progress.kwh = earlier_kwh + strategy.mean(meter.kwh if meter is not None else 0.0) * topology.size
+            progress.kwh = earlier_kwh + strategy.mean(meter.kwh if meter is not None else 0.0) * topology.replicas
 
         def save() -> None:
             measure_energy()

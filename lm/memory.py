@@ -46,8 +46,8 @@ class Memory:
 
     @property
     def steady(self) -> int:
-        """What neither a smaller batch nor recomputation makes less."""
-        return self.weights + self.gradients + self.optimizer
+        """What no other batch and no recomputation makes less: weights, one set of gradients, moments."""
+        return 2 * self.weights + self.optimizer
 
 
 def memory(config: Config, parameters: int, microbatch_sequences: int, accumulation: int) -> Memory:

@@ -1,7 +1,7 @@
 """How long a step takes on this machine's processors, from two speeds of theirs that are measured in a moment.
 
 A step is its matrix products at their own speed, and two things at the memory's: the softmaxes, of attention and of the
-loss, and the weights, which each pass adds gradients to. `lm bench plan` holds it against measured steps.
+loss, and the weights with their gradients. `lm bench plan` holds it against measured steps.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Callable, Optional
 
 import numpy as np
 
-from lm.history import Speed, reached
+from lm.history import DRIVER, Speed, reached
 from lm.plan import Plan, repeated, step_flops
 from lm.schema import Config
 
 SOFTMAX_BYTES = 96  # a score or a logit, forward and backward: their traffic, and their exponential in the same unit
-WEIGHT_BYTES = 39  # a weight and pass: gradients, moments, their update
+WEIGHT_BYTES = 39  # a weight's gradient, moments and update
+ADDED_BYTES = 12  # a weight's gradient, added to those of the passes before
 ROUNDS = 5
 
 
@@ -25,18 +26,19 @@ def step_seconds(config: Config, plan: Plan, product_flops: float, copied_bytes:
     model = config.model
     scores = plan.tokens_per_step * model.layers * model.heads * model.context * repeated(config)
     logits = plan.tokens_per_step * config.dataset.vocabulary_size
-    weights = plan.parameters * plan.accumulation * plan.replicas
-    moved = SOFTMAX_BYTES * (scores + logits) + WEIGHT_BYTES * weights
+    a_weight = WEIGHT_BYTES + ADDED_BYTES * (plan.accumulation - 1)
+    moved = SOFTMAX_BYTES * (scores + logits) + a_weight * plan.parameters * plan.replicas
     return step_flops(config, plan) / product_flops + moved / copied_bytes
 
 
 def expected_here(config: Config, plan: Plan) -> Optional[Speed]:
     """The speed of a run on this machine: what earlier ones reached, else by what is measured now.
 
-    None in half precision without an earlier run, because NumPy has no product to measure, and on other hosts.
+    Without an earlier run None in half precision, because NumPy has no product to measure, with GPUs, on other hosts.
     """
     past = reached(config)
-    if past is not None or config.train.precision != "float32" or config.cluster.name != "local":
+    here = config.cluster.name == "local" and not any(DRIVER.glob("*"))
+    if past is not None or config.train.precision != "float32" or not here:
         return past
     product, copied = product_flops(), copied_bytes()
     seconds = step_seconds(config, plan, product, copied)

@@ -8,15 +8,15 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 
 from rich.table import Table
 
-from lm.catalog import Instance, gpus, hosts, instances
+from lm.catalog import Instance, gpus, hosts, instances, usual_precision
 from lm.catalog.checks import choose
-from lm.catalog.fitting import with_instance_type
+from lm.catalog.fitting import pipeline, with_instance_type
 from lm.disagreements import disagreements
 from lm.estimate import Estimate, estimate
 from lm.history import FinishedRun, finished_runs
 from lm.plan import Plan, human_bytes, make_plan
 from lm.scatter import Point
-from lm.schema import Config, Horovod, Sdp, Single, Smp
+from lm.schema import Config, Horovod, Sdp, Single
 
 MICROBATCHES = (4, 8, 16, 32)  # that a pipeline is tried with
 SAID = (  # by a candidate itself
@@ -28,18 +28,17 @@ SAID = (  # by a candidate itself
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run: what is typed for it, its section `parallel`, its precision, its plan and its estimate."""
+    """One way to run: what is typed for it, its section `parallel`, its plan and its estimate."""
 
     typed: Tuple[str, ...]
     parallel: Any
-    precision: str
     plan: Plan
     estimate: Estimate
 
     def command(self, overrides: Iterable[str]) -> List[str]:
         """All that is to be typed: a command's overrides, less those that it replaces or has no use for.
 
-        The global batch and the precision besides: where they were left out, they would follow the instance type.
+        The global batch besides: where it was left out, it would follow the number of replicas.
         """
         own = {f"parallel.{f.name}" for f in dataclasses.fields(self.parallel)}
         kept = []
@@ -47,8 +46,7 @@ class Candidate:
             key = override.partition("=")[0].lstrip("+~")
             if key not in SAID and (key in own or not key.startswith("parallel.")):
                 kept.append(override)
-        batch = f"train.global_batch_sequences={self.plan.global_batch_sequences}"
-        return [*kept, *self.typed, batch, f"train.precision={self.precision}"]
+        return [*kept, *self.typed, f"train.global_batch_sequences={self.plan.global_batch_sequences}"]
 
     def as_dict(self, overrides: Iterable[str]) -> Dict[str, Any]:
         """Plain values for JSON."""
@@ -76,9 +74,13 @@ def _on(config: Config, instance: Instance, runs: Sequence[FinishedRun]) -> Iter
     for typed, parallel in _ways(config, instance):
         for recompute in ("none", "block"):
             model = dataclasses.replace(config.model, recompute=recompute)
-            base = dataclasses.replace(config, model=model, parallel=parallel)
+            half = config.train.precision != "float32"  # whichever the GPUs compute in
+            precision = usual_precision(instance.name, parallel.name) if half else "float32"
+            train = dataclasses.replace(config.train, precision=precision)
+            base = dataclasses.replace(config, model=model, parallel=parallel, train=train)
             changed = with_instance_type(base, instance.name)
             words = [f"cluster.instance_type={instance.name}", *typed, f"model.recompute={recompute}"]
+            words.append(f"train.precision={precision}")
             fitting = _first_that_fits(words, changed, runs)
             if fitting is not None:
                 yield fitting
@@ -95,20 +97,7 @@ def _ways(config: Config, instance: Instance) -> Iterator[Tuple[List[str], Any]]
     for partitions in (n for n in range(2, instance.gpus + 1) if instance.gpus % n == 0):
         for microbatches in MICROBATCHES:
             words = ["parallel=smp", f"parallel.partitions={partitions}", f"parallel.microbatches={microbatches}"]
-            yield (
-                words,
-                Smp(
-                    name="smp",
-                    partitions=partitions,
-                    microbatches=microbatches,
-                    pipeline=getattr(config.parallel, "pipeline", "interleaved"),
-                    optimize=getattr(config.parallel, "optimize", "memory"),
-                    placement_strategy=getattr(config.parallel, "placement_strategy", "cluster"),
-                    auto_partition=getattr(config.parallel, "auto_partition", True),
-                    horovod=False,  # with_instance_type knows
-                    lr_scaling=scaling,
-                ),
-            )
+            yield words, pipeline(config, partitions, microbatches)
 
 
 def _first_that_fits(typed: List[str], config: Config, runs: Sequence[FinishedRun]) -> Optional[Candidate]:
@@ -131,7 +120,7 @@ def _first_that_fits(typed: List[str], config: Config, runs: Sequence[FinishedRu
         found = estimate(tried, plan, choice, runs)
         if found is not None:
             words = typed if pipelined and given is None else [*typed, f"train.microbatch_sequences={size or 'null'}"]
-            return Candidate(tuple(words), tried.parallel, config.train.precision, plan, found)
+            return Candidate(tuple(words), tried.parallel, plan, found)
     return None
 
 

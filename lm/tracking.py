@@ -134,9 +134,10 @@ class Tracker:
         sent, end = dict(self.state), self.offset
         for line, end in self.run.metric_lines(self.offset):
             kind = f"{kind_of(line)}_step"
-            if line["step"] <= sent.get(kind, -1):
+            mark = line["time"] if kind == "goodput_step" else line["step"]  # an attempt may end before an earlier one
+            if mark <= sent.get(kind, -1):
                 continue
-            sent[kind] = line["step"]
+            sent[kind] = mark
             numbers = {
                 key: value
                 for key, value in line.items()

@@ -10,7 +10,8 @@ from conftest import only_run, run_here
 
 from lm.account import costs
 from lm.compose import compose
-from lm.energy import Meter, kg_a_kwh
+from lm.energy import kg_a_kwh
+from lm.refusal import ConfigError
 
 MEASURED = ["profiling=system", "profiling.country=DEU"]
 
@@ -63,5 +64,15 @@ def test_a_regions_grid_and_buildings_and_price_count() -> None:
     assert costs(unknown, 10**9, 7200.0, 0.0, kg_a_kwh(unknown, None)) == {}
 
 
-def test_a_country_is_three_letters_and_its_mix_needs_a_measurement() -> None:
-    assert kg_a_kwh(compose([]), Meter("DEU")) is None
+def test_spot_costs_its_usual_share() -> None:
+    config = compose(["cluster=p3x1", "parallel=horovod", "cluster.region=us-east-1", "cluster.spot=true"])
+    assert costs(config, 10**9, 3600.0, 0.0, None)["usd"] == pytest.approx(0.33 * 28.152)
+
+
+def test_a_country_is_one_that_there_is(small: List[str]) -> None:
+    with pytest.raises(ConfigError, match=r"profiling\.country=de must be like DEU"):
+        compose(["profiling.country=de"])
+    summary = run_here([*small, "profiling=system", "profiling.country=XXX", "train.steps=100"])
+    assert summary["energy_kwh"] > 0
+    assert "co2e_kg" not in summary
+    assert "codecarbon knows no such country" in (only_run() / "log.txt").read_text()

@@ -49,14 +49,17 @@ def prepare(overrides: List[str]) -> Tuple[Config, Plan, Callable[[int], float]]
 
 
 def products_flops(config: Config, plan: Plan) -> float:
-    """FLOP/s of one product of a microbatch's tokens with each matrix of the model, one after the other; the best."""
+    """FLOP/s of one product with each matrix of the model, one after the other; the best.
+
+    Of as many tokens as are computed at once: a microbatch's, in each partition.
+    """
     import tensorflow as tf
 
     shapes = weight_shapes(config.model, config.dataset.vocabulary_size)
     matrices = [shape for part in ("blocks", "head") for shape in shapes[part] if len(shape) == 2]
     if config.model.tied_head:
         matrices.append((config.model.width, config.dataset.vocabulary_size))
-    rows = plan.microbatch_sequences * plan.context_tokens
+    rows = plan.microbatch_sequences * plan.context_tokens * getattr(config.parallel, "partitions", 1)
     compute = tf.as_dtype(config.train.precision)
     pairs = {
         shape: [tf.cast(tf.random.normal(size), compute) for size in ((rows, shape[0]), shape)]

@@ -151,6 +151,15 @@ def gpus() -> Dict[str, Gpu]:
     return {name: Gpu(**row) for name, row in _table("gpus").items()}
 
 
+def usual_precision(instance_type: Optional[str], strategy: str) -> str:
+    """float32 on processors; on GPUs a half one: bfloat16 where they have it, except in smp's TensorFlow 2.6."""
+    known = instances().get(instance_type or "")
+    gpu = gpus().get(known.gpu) if known else None
+    if gpu is None:
+        return "float32"
+    return "bfloat16" if "bfloat16" in gpu.peak_tflops and strategy != "smp" else "float16"
+
+
 def usable_bytes(instance: Instance) -> float:
     """What TensorFlow gets of a GPU's memory, or of a host's where it has none."""
     if not instance.gpus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import List, Optional, Tuple
 
-from lm.catalog import Image, Instance, Price, images, instances, libraries, price, replicas
+from lm.catalog import Image, Instance, Price, gpus, images, instances, libraries, price, replicas, usual_precision
 from lm.catalog.choice import Choice
 from lm.catalog.fitting import memory_problems, with_instance_type
 from lm.disagreements import disagreements
@@ -31,7 +31,7 @@ def choose(config: Config, plan: Plan) -> Tuple[Choice, List[Problem]]:
     image = _image(config, None if unsuited else instance, problems, warnings)
     if instance is not None and not unsuited:
         problems += memory_problems(config, plan, instance)
-    problems += _shape_problems(config, warnings)
+    problems += _shape_problems(config, warnings) + _precision_problems(config, instance)
     problems += _account_problems(config)
     if "@" in (config.tracking.uri or "").partition("://")[2].partition("/")[0]:
         text = "tracking.uri has a user's name or password in it, and the configuration is written to S3"
@@ -186,6 +186,16 @@ def _shape_problems(config: Config, warnings: List[str]) -> List[Problem]:
         text = f"cluster.processes={cluster.processes}, and {hosts} x {gpus or 1} GPUs are {expected} replicas"
         problems.append(Problem(("cluster.processes",), text, "leave cluster.processes out"))
     return problems
+
+
+def _precision_problems(config: Config, instance: Optional[Instance]) -> List[Problem]:
+    """Half precision that the instance's GPUs have no units for, and would be slower in than in float32."""
+    gpu = gpus().get(instance.gpu) if instance is not None else None
+    precision = config.train.precision
+    if instance is None or gpu is None or precision in gpu.peak_tflops:
+        return []
+    text = f"train.precision={precision}, and a {instance.gpu} of {instance.name} has no units for it"
+    return [Problem(("train.precision",), text, f"train.precision={usual_precision(instance.name, '')}")]
 
 
 def _account_problems(config: Config) -> List[Problem]:
