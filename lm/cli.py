@@ -65,6 +65,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
     diff.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     diff.set_defaults(work=_diff_request)
 
+    compare = commands.add_parser("compare", help="runs side by side, with only the settings that differ")
+    compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs, or of an experiment")
+    compare.add_argument("--sort", default="val_loss", metavar="METRIC", help="of the summary (%(default)s)")
+    form = compare.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="on standard output")
+    form.add_argument("--json", action="store_true", help="on standard output")
+    compare.set_defaults(work=_compare)
+    reproduce = commands.add_parser("reproduce", help="the one command that repeats a run")
+    reproduce.add_argument("run", type=Path, metavar="RUN", help="its folder")
+    reproduce.set_defaults(work=_reproduce)
+
     track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
     replay = track.add_parser("replay", help="send what an outage kept from MLflow")
     replay.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
@@ -208,6 +219,42 @@ def _diff_request(options: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(options: argparse.Namespace) -> int:
+    from lm import compare
+
+    for folder in options.folders:
+        if not folder.is_dir():
+            raise ConfigError([Problem(("folder",), f"{folder} is no folder", "lm compare outputs/EXPERIMENT")])
+    runs = compare.read_runs(options.folders)
+    if not runs:
+        text = f"there is no run in {', '.join(map(str, options.folders))}"
+        raise ConfigError([Problem(("folder",), text, "lm compare outputs/EXPERIMENT, or a run's folder in it")])
+    known = compare.measured(runs)
+    if options.sort not in known and known:
+        text = f"no run here has {options.sort}"
+        raise ConfigError([Problem(("sort",), text, f"--sort {known[0]}, or one of {', '.join(known)}")])
+    rows = compare.rows(compare.ordered(runs, options.sort))
+    if options.csv or options.json:
+        sys.stdout.write(compare.as_csv(rows) if options.csv else compare.as_json(rows) + "\n")
+    else:
+        make_console().print(compare.as_table(rows, options.sort))
+    return 0
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from lm.reproduce import command
+
+    _refuse_no_run(options.run)
+    print(command(options.run))
+    return 0
+
+
+def _refuse_no_run(folder: Path) -> None:
+    if not (folder / "config.yaml").exists():
+        text = f"{folder} is no run folder: it has no config.yaml"
+        raise ConfigError([Problem(("run",), text, "the folder that a run names, outputs/EXPERIMENT/NAME-HASH")])
+
+
 def _worker(options: argparse.Namespace) -> int:
     from lm.hosts import serve
 
@@ -217,9 +264,7 @@ def _worker(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> int:
     from lm.tracking import replay
 
-    if not (options.run / "config.yaml").exists():
-        text = f"{options.run} is no run folder: it has no config.yaml"
-        raise ConfigError([Problem(("run",), text, "lm track replay outputs/EXPERIMENT/NAME-HASH")])
+    _refuse_no_run(options.run)
     print(replay(options.run))
     return 0
 
