@@ -69,6 +69,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs, or of an experiment")
     compare.add_argument("--sort", default="val_loss", metavar="METRIC", help="of the summary (%(default)s)")
     form = compare.add_mutually_exclusive_group()
+    compare.add_argument("--html", type=Path, metavar="FILE", help="a page: curves, settings, differences")
     form.add_argument("--csv", action="store_true", help="on standard output")
     form.add_argument("--json", action="store_true", help="on standard output")
     compare.set_defaults(work=_compare)
@@ -128,8 +129,8 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _rank(config: Config, options: argparse.Namespace) -> int:
+    from lm.charts import page, scatter
     from lm.ranking import chart_points, rank, ranking_table
-    from lm.scatter import scatter
 
     if not isinstance(config.cluster, SageMaker):
         text = f"a ranking is of SageMaker's instance types, and cluster={config.cluster.name}"
@@ -147,7 +148,8 @@ def _rank(config: Config, options: argparse.Namespace) -> int:
     else:
         make_console().print(ranking_table(found, options.rows))
     if options.html:
-        options.html.write_text(scatter(f"{config.run.name}: dollars and hours", "hours", "US dollars", points))
+        chart = scatter("hours", "US dollars", points)
+        options.html.write_text(page(f"{config.run.name}: dollars and hours", {"": chart}))
         print(f"{options.html}: a chart of {len(points)}", file=sys.stderr)
     return 0
 
@@ -234,6 +236,12 @@ def _compare(options: argparse.Namespace) -> int:
         text = f"no run here has {options.sort}"
         raise ConfigError([Problem(("sort",), text, f"--sort {known[0]}, or one of {', '.join(known)}")])
     rows = compare.rows(compare.ordered(runs, options.sort))
+    if options.html:
+        from lm.comparison import comparison_page
+
+        title = f"{len(runs)} runs of {', '.join(map(str, options.folders))}"
+        options.html.write_text(comparison_page(title, compare.ordered(runs, options.sort)))
+        print(f"{options.html}: the same as a page", file=sys.stderr)
     if options.csv or options.json:
         sys.stdout.write(compare.as_csv(rows) if options.csv else compare.as_json(rows) + "\n")
     else:

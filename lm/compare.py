@@ -95,13 +95,13 @@ def rows(runs: Sequence[Run]) -> List[Dict[str, Any]]:
 
 def as_table(found: List[Dict[str, Any]], metric: str) -> Table:
     """For a terminal: of the metrics those that fit there, and the one that was sorted by."""
-    shown = [name for name in found[0] if name not in METRICS or name in (*ON_A_TERMINAL, metric)]
-    shown = [name for name in shown if name not in ("run.experiment", "run.name")]  # the folder says them
+    columns = [name for name in found[0] if name not in METRICS or name in (*ON_A_TERMINAL, metric)]
+    columns = [name for name in columns if name not in ("run.experiment", "run.name")]  # the folder says them
     table = Table(title=f"{len(found)} runs by {metric}", caption="--csv and --json have every metric")
-    for name in shown:
+    for name in columns:
         table.add_column(name, overflow="fold", no_wrap=name in ("run", "status"))
     for row in found:
-        table.add_row(*(_shown(row[name]) for name in shown))
+        table.add_row(*(shown(row[name]) for name in columns))
     return table
 
 
@@ -118,7 +118,6 @@ def as_json(found: List[Dict[str, Any]]) -> str:
     return json.dumps(found, indent=1)
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+def shown(value: Any) -> str:
+    """A value as people read it; nothing for what is not there."""
+    return "" if value is None else f"{value:,.5g}" if isinstance(value, float) else str(value)

@@ -11,11 +11,11 @@ from rich.table import Table
 from lm.catalog import Instance, gpus, hosts, instances, usual_precision
 from lm.catalog.checks import choose
 from lm.catalog.fitting import pipeline, with_instance_type
+from lm.charts import Point
 from lm.disagreements import disagreements
 from lm.estimate import Estimate, estimate
 from lm.history import FinishedRun, finished_runs
 from lm.plan import Plan, human_bytes, make_plan
-from lm.scatter import Point
 from lm.schema import Config, Horovod, Sdp, Single
 
 MICROBATCHES = (4, 8, 16, 32)  # that a pipeline is tried with

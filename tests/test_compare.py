@@ -7,6 +7,7 @@ import io
 import json
 import math
 import shlex
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, List
 
@@ -15,6 +16,7 @@ from conftest import only_run, run_here
 
 from lm.cli import main
 from lm.compare import differing, ordered, read_runs
+from lm.comparison import comparison_page
 from lm.compose import compose
 from lm.config import load_file
 from lm.reproduce import OF_THE_PLACE, command
@@ -89,6 +91,60 @@ def test_what_cannot_be_compared_is_refused(words: List[str], said: str, capsys:
     leave("one", [], status="finished", val_loss=2.0)
     assert main(["compare", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+# --- the page --------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What a page has: its headings, the titles within paths, and the names of its paths' classes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.at = ""
+        self.headings: List[str] = []
+        self.lines: List[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: List[Any]) -> None:
+        self.at = tag
+        if tag == "path" and dict(attrs)["class"] == "line":
+            self.lines.append(dict(attrs)["d"])
+
+    def handle_data(self, data: str) -> None:
+        if self.at == "h2":
+            self.headings.append(data)
+            self.at = ""
+
+
+def test_the_page_has_a_curve_a_run_and_every_section(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rate, end in (("a", "1e-3", 3.0), ("b", "3e-3", 2.0)):
+        job = ["cluster=p3x1", "parallel=horovod", f"optimizer.learning_rate={rate}"]
+        folder = leave(name, job, status="finished", val_loss=end, tokens=200, tokens_per_usd=100.0)
+        for tokens, loss in ((100, 5.0), (200, end)):
+            RunFolder(folder).append_metrics({"step": 1, "time": 0.0, "tokens": tokens, "val_loss": loss})
+    assert main(["compare", "outputs/trial", "--html", "page.html"]) == 0
+    text = Path("page.html").read_text()
+    found = Page(text)
+    assert found.headings == [
+        "Runs",
+        "Validation loss against tokens",
+        "Validation loss against dollars",
+        "Settings and results",
+        "Settings of two runs",
+    ]
+    assert len(found.lines) == 6  # two runs in three charts
+    starts = {line.split(" L")[0] for line in found.lines[:2]}
+    assert len(starts) == 1  # both begin at 5 nats
+    assert found.lines[0] != found.lines[1]
+    assert "http" not in text
+
+
+def test_a_page_of_one_run_that_was_never_evaluated_and_of_odd_names() -> None:
+    leave("one", ["run.name=x", "dataset=text", "dataset.source='</script><b>'"], status="failed", tokens=5)
+    (run,) = read_runs([Path("outputs/trial")])
+    assert Page(comparison_page("<t>", [run])).headings == ["Runs"]
+    assert "</script><b>" not in comparison_page("<t>", [run, run])
 
 
 # --- the command that repeats a run ----------------------------------------------------------------------

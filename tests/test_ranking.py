@@ -9,11 +9,11 @@ from typing import Any, Dict, List
 
 import pytest
 
+from lm.charts import Point, scatter
 from lm.cli import main
 from lm.compose import compose
 from lm.plan import make_plan
 from lm.ranking import rank
-from lm.scatter import Point, scatter
 
 RUNS = [
     ["model=1b", "parallel=smp", "cluster=p3x10"],
@@ -80,7 +80,7 @@ def test_the_chart_has_a_point_each(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_point_is_further_right_and_up_the_more_it_is() -> None:
     circles = Circles()
-    circles.feed(scatter("a < b", "x", "y", [Point(1, 10, "one", "<&>"), Point(100, 20, "two", "")]))
+    circles.feed(scatter("x < 1", "y", [Point(1, 10, "one", "<&>"), Point(100, 20, "two", "")]))
     low, high = circles.circles
     assert float(low["cx"]) < float(high["cx"])
     assert float(low["cy"]) > float(high["cy"])
@@ -88,7 +88,7 @@ def test_a_point_is_further_right_and_up_the_more_it_is() -> None:
 
 
 def test_an_axis_between_two_round_numbers_has_its_ends() -> None:
-    page = scatter("near", "x", "y", [Point(2.5, 3.0, "one", "")])
+    page = scatter("x", "y", [Point(2.5, 3.0, "one", "")])
     assert ">2.228<" in page
     assert ">2.805<" in page
 
