@@ -245,7 +245,10 @@ def _compare(options: argparse.Namespace) -> int:
     if options.csv or options.json:
         sys.stdout.write(compare.as_csv(rows) if options.csv else compare.as_json(rows) + "\n")
     else:
-        make_console().print(compare.as_table(rows, options.sort))
+        console = make_console()
+        console.print(compare.as_table(rows, options.sort))
+        for sentence in compare.law_in_words(runs):
+            console.print(sentence)
     return 0
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from lm.history import LOADER, UNREADABLE
 from lm.run import RunFolder
+from lm.scaling import fit
 from lm.tracking import flatten
 
 METRICS = (
@@ -91,6 +92,14 @@ def rows(runs: Sequence[Run]) -> List[Dict[str, Any]]:
         }
         for run in runs
     ]
+
+
+def law_in_words(runs: Sequence[Run]) -> List[str]:
+    """The scaling law through those that finished, and what it says of a larger one; nothing where they are too few."""
+    summaries = [run.summary for run in runs if run.status == "finished" and run.summary.get("val_loss")]
+    points = [(one["parameters"], one["tokens"], one["val_loss"]) for one in summaries if one.get("parameters")]
+    law = fit(points)
+    return [str(law), law.of_ten_times(max(6.0 * n * d for n, d, _ in points))] if law is not None else []
 
 
 def as_table(found: List[Dict[str, Any]], metric: str) -> Table:

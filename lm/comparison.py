@@ -7,7 +7,7 @@ import json
 from typing import Any, Dict, List, Sequence, Tuple
 
 from lm.charts import Line, curves, page, parallel_coordinates
-from lm.compare import Run, differing, rows, shown
+from lm.compare import Run, differing, law_in_words, rows, shown
 from lm.run import RunFolder
 
 # Two choices of a run, and a table of what they have otherwise; rows[i] are the settings of run i.
@@ -52,6 +52,9 @@ def comparison_page(title: str, runs: Sequence[Run]) -> str:
     axes, values = _coordinates(runs, names)
     if len(axes) > 1 and values:
         sections["Settings and results"] = parallel_coordinates(axes, values)
+    law = law_in_words(runs)
+    if law:
+        sections["Scaling law"] = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in law)
     if len(runs) > 1:
         known = [{key: str(value) for key, value in run.settings.items()} for run in runs]
         sections["Settings of two runs"] = CHOICE.format(names=_script(names), settings=_script(known))

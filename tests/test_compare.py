@@ -140,6 +140,16 @@ def test_the_page_has_a_curve_a_run_and_every_section(capsys: pytest.CaptureFixt
     assert "http" not in text
 
 
+def test_enough_runs_have_a_scaling_law(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(9):
+        n, d = 10 ** (6 + number % 3), 10 ** (8 + number // 3)
+        loss = 1.7 + 400 / n**0.34 + 410 / d**0.28
+        leave(f"run{number}", [], status="finished", parameters=n, tokens=d, val_loss=loss)
+    assert main(["compare", "outputs/trial", "--html", "page.html"]) == 0
+    assert "loss = 1.7 + " in capsys.readouterr().out
+    assert "Scaling law" in Page(Path("page.html").read_text()).headings
+
+
 def test_a_page_of_one_run_that_was_never_evaluated_and_of_odd_names() -> None:
     leave("one", ["run.name=x", "dataset=text", "dataset.source='</script><b>'"], status="failed", tokens=5)
     (run,) = read_runs([Path("outputs/trial")])
