@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import time
 from typing import Any, Dict, Optional
 
@@ -25,10 +26,21 @@ def first_summary(
         "parameters": plan.parameters,
         "world": world,
         "hardware": hardware(config),
+        "dataset": manifest.fingerprint(),
+        "commit": _commit(),
         "gzip_bits_per_byte": 8 * held_out.gzip_bytes / held_out.text_bytes,
         "peak_flops_per_second": peak_flops,
         "peak_from": peak_from,
     }
+
+
+def _commit() -> Optional[str]:
+    """The git commit of the working folder; None where it has none, as in a SageMaker job."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def position(progress: Progress, plan: Plan) -> Dict[str, Any]:

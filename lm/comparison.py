@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from lm.charts import Line, curves, page, parallel_coordinates
 from lm.compare import Run, differing, law_in_words, rows, shown
 from lm.run import RunFolder
+from lm.tracking import loss_lines
 
 # Two choices of a run, and a table of what they have otherwise; rows[i] are the settings of run i.
 CHOICE = """
@@ -67,10 +68,9 @@ def _names(runs: Sequence[Run]) -> List[str]:
     return short if len(set(short)) == len(short) else [f"{run.folder.parent.name}/{run.folder.name}" for run in runs]
 
 
-def _losses(run: Run) -> List[Tuple[float, float]]:
+def _losses(run: Run) -> Sequence[Tuple[float, float]]:
     """Tokens and validation loss of each evaluation."""
-    lines = (line for line, _ in RunFolder(run.folder).metric_lines())
-    return [(float(line["tokens"]), line["val_loss"]) for line in lines if line.get("val_loss") is not None]
+    return next((line.points for line in loss_lines(RunFolder(run.folder)) if line.name == "validation"), [])
 
 
 def _coordinates(runs: Sequence[Run], names: Sequence[str]) -> Tuple[List[str], Dict[str, Sequence[float]]]:

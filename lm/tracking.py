@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from lm.charts import Line, curves, page
 from lm.config import load_file
 from lm.run import OUTPUTS, RunFailed, RunFolder, kind_of, write_whole
 from lm.schema import Config
@@ -25,6 +26,7 @@ CLOSE_SECONDS = 30.0
 BATCH_METRICS = 1000  # MLflow's limits on one log_batch call: 1,000 metrics, 100 parameters
 BATCH_PARAMETERS = 100
 KEY_CHARACTERS, VALUE_CHARACTERS = 250, 6000
+TAGS = {"mlflow.source.git.commit": "commit", "lm.dataset": "dataset"}  # by what the summary calls them
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 log = logging.getLogger("lm")
 
@@ -56,6 +58,16 @@ def absolute(uri: str) -> str:
     """A sqlite file by its whole path: MLflow keeps a store by its URI, and a process may change its folder."""
     head, separator, path = uri.partition("sqlite:///")
     return f"{separator}{Path(path).resolve()}" if separator and not head else uri
+
+
+def loss_lines(run: RunFolder) -> List[Line]:
+    """Training and validation loss against tokens, those that there are."""
+    logged = [line for line, _ in run.metric_lines()]
+    found = []
+    for name, key in (("training", "loss"), ("validation", "val_loss")):
+        points = [(float(line["tokens"]), line[key]) for line in logged if line.get(key) is not None]
+        found += [Line(name, points)] if points else []
+    return found
 
 
 class Tracker:
@@ -155,11 +167,18 @@ class Tracker:
         self.offset = end
 
     def end(self, status: str) -> None:
-        """Sets the run's status and stores its summary."""
+        """Sets the run's status and stores its summary, what it was made of, and its loss curve."""
+        run_id, summary = self.state["run_id"], self.run.read_summary()
         for file in (self.run.summary, self.run.sample):
             if file.exists():
-                self.client.log_artifact(self.state["run_id"], str(file))
-        self.client.set_terminated(self.state["run_id"], STATUS[status])
+                self.client.log_artifact(run_id, str(file))
+        for tag, key in TAGS.items():
+            if summary.get(key) is not None:
+                self.client.set_tag(run_id, tag, summary[key])
+        lines = loss_lines(self.run)
+        if lines:
+            self.client.log_text(run_id, page("loss", {"": curves("tokens", "nats a token", lines)}), "loss_curve.html")
+        self.client.set_terminated(run_id, STATUS[status])
 
     def _send(self, batch: List[Any], sent: Dict[str, Any]) -> None:
         self.client.log_batch(self.state["run_id"], metrics=batch)

@@ -45,7 +45,19 @@ def test_a_run_arrives_whole(small: List[str]) -> None:
     shares = [value for name, value in run.data.metrics.items() if name.startswith("goodput/")]
     assert sum(shares) == pytest.approx(1)
     names = {artifact.path for artifact in client().list_artifacts(run.info.run_id)}
-    assert names == {"config.yaml", "plan.json", "summary.json", "sample.txt"}
+    assert names == {"config.yaml", "plan.json", "summary.json", "sample.txt", "loss_curve.html"}
+    curve = Path(client().download_artifacts(run.info.run_id, "loss_curve.html")).read_text()
+    assert curve.count('class="line"') == 2
+    assert run.data.tags["lm.dataset"] == json.loads((only_run() / "summary.json").read_text())["dataset"]
+
+
+def test_the_commit_that_a_run_was_made_at_is_its_tag(small: List[str]) -> None:
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"]):
+        subprocess.run(["git", *words], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    run_here([*small, "train.steps=6"])
+    (run,) = runs_of(client())
+    assert run.data.tags["mlflow.source.git.commit"] == head
 
 
 def test_a_failed_run_is_failed(small: List[str]) -> None:
