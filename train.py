@@ -22,7 +22,7 @@ def train(composed: DictConfig) -> None:
         if config.cluster.processes > 1:
             from hydra_plugins.lm_launchers._local import run_job
 
-            return run_job(composed)
+            return run_job(config)
         plan = make_plan(config)
         _, done = job.begin(config, plan)
         return 0 if done else job.train_here(config, plan)
@@ -38,7 +38,9 @@ def main() -> int:
     register()
     check_command_line(sys.argv[1:])
     train()
-    return 0
+    from hydra_plugins.lm_launchers._sweep import close
+
+    return close()
 
 
 if __name__ == "__main__":

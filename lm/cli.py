@@ -13,6 +13,7 @@ from lm.bench.command import add_bench, positive
 from lm.data.shards import MANIFEST, SPLITS
 from lm.refusal import ConfigError, Problem
 from lm.report import make_console, table
+from lm.runs import add_runs
 from lm.schema import Config, SageMaker
 
 
@@ -65,22 +66,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     diff.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     diff.set_defaults(work=_diff_request)
 
-    compare = commands.add_parser("compare", help="runs side by side, with only the settings that differ")
-    compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of runs, or of an experiment")
-    compare.add_argument("--sort", default="val_loss", metavar="METRIC", help="of the summary (%(default)s)")
-    form = compare.add_mutually_exclusive_group()
-    compare.add_argument("--html", type=Path, metavar="FILE", help="a page: curves, settings, differences")
-    form.add_argument("--csv", action="store_true", help="on standard output")
-    form.add_argument("--json", action="store_true", help="on standard output")
-    compare.set_defaults(work=_compare)
-    reproduce = commands.add_parser("reproduce", help="the one command that repeats a run")
-    reproduce.add_argument("run", type=Path, metavar="RUN", help="its folder")
-    reproduce.set_defaults(work=_reproduce)
-
-    track = commands.add_parser("track", help="MLflow").add_subparsers(required=True, metavar="ACTION")
-    replay = track.add_parser("replay", help="send what an outage kept from MLflow")
-    replay.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    replay.set_defaults(work=_replay)
+    add_runs(commands)
 
     options = parser.parse_args(arguments)
     return job.status_of(lambda: options.work(options))
@@ -221,63 +207,10 @@ def _diff_request(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from lm import compare
-
-    for folder in options.folders:
-        if not folder.is_dir():
-            raise ConfigError([Problem(("folder",), f"{folder} is no folder", "lm compare outputs/EXPERIMENT")])
-    runs = compare.read_runs(options.folders)
-    if not runs:
-        text = f"there is no run in {', '.join(map(str, options.folders))}"
-        raise ConfigError([Problem(("folder",), text, "lm compare outputs/EXPERIMENT, or a run's folder in it")])
-    known = compare.measured(runs)
-    if options.sort not in known and known:
-        text = f"no run here has {options.sort}"
-        raise ConfigError([Problem(("sort",), text, f"--sort {known[0]}, or one of {', '.join(known)}")])
-    rows = compare.rows(compare.ordered(runs, options.sort))
-    if options.html:
-        from lm.comparison import comparison_page
-
-        title = f"{len(runs)} runs of {', '.join(map(str, options.folders))}"
-        options.html.write_text(comparison_page(title, compare.ordered(runs, options.sort)))
-        print(f"{options.html}: the same as a page", file=sys.stderr)
-    if options.csv or options.json:
-        sys.stdout.write(compare.as_csv(rows) if options.csv else compare.as_json(rows) + "\n")
-    else:
-        console = make_console()
-        console.print(compare.as_table(rows, options.sort))
-        for sentence in compare.law_in_words(runs):
-            console.print(sentence)
-    return 0
-
-
-def _reproduce(options: argparse.Namespace) -> int:
-    from lm.reproduce import command
-
-    _refuse_no_run(options.run)
-    print(command(options.run))
-    return 0
-
-
-def _refuse_no_run(folder: Path) -> None:
-    if not (folder / "config.yaml").exists():
-        text = f"{folder} is no run folder: it has no config.yaml"
-        raise ConfigError([Problem(("run",), text, "the folder that a run names, outputs/EXPERIMENT/NAME-HASH")])
-
-
 def _worker(options: argparse.Namespace) -> int:
     from lm.hosts import serve
 
     return serve(options.port)
-
-
-def _replay(options: argparse.Namespace) -> int:
-    from lm.tracking import replay
-
-    _refuse_no_run(options.run)
-    print(replay(options.run))
-    return 0
 
 
 if __name__ == "__main__":

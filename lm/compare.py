@@ -17,7 +17,7 @@ from rich.table import Table
 from lm.history import LOADER, UNREADABLE
 from lm.run import RunFolder
 from lm.scaling import fit
-from lm.tracking import flatten
+from lm.tracking.names import flatten
 
 METRICS = (
     *("val_loss", "val_bits_per_byte", "loss", "tokens", "tokens_per_second", "mfu", "goodput"),

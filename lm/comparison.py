@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from lm.charts import Line, curves, page, parallel_coordinates
 from lm.compare import Run, differing, law_in_words, rows, shown
 from lm.run import RunFolder
-from lm.tracking import loss_lines
+from lm.tracking.run import loss_lines
 
 # Two choices of a run, and a table of what they have otherwise; rows[i] are the settings of run i.
 CHOICE = """

@@ -22,6 +22,7 @@ from lm.catalog import gpus_of, replicas, usual_precision
 from lm.catalog.checks import refuse_unworkable
 from lm.config import defaults, load
 from lm.plan import make_plan
+from lm.points import some_points, sweep_folder
 from lm.refusal import ConfigError, Problem, did_you_mean
 from lm.schema import KINDS, Config
 
@@ -50,6 +51,9 @@ RESOLVERS: Dict[str, Callable[..., Any]] = {
     "gpus_of": gpus_of,
     "replicas": _replicas,
     "precision": usual_precision,
+    "sweep_folder": lambda experiment, overrides, params: sweep_folder(
+        experiment, list(overrides or []), dict(params or {})
+    ),
     "several": lambda count: isinstance(count, int) and count > 1,
 }
 REFUSED = (HydraException, OmegaConfBaseException, ValueError)  # what Hydra raises for what it cannot compose
@@ -210,30 +214,8 @@ def check_command_line(arguments: List[str]) -> None:
         make_plan(compose(options.overrides))
         return
     problems: List[Problem] = []
-    for point in _points(options.overrides):
+    for point in some_points(options.overrides, _groups()):
         _, found = composed_with_problems(point)
         problems += [problem for problem in found if problem not in problems]
     if problems:
         raise ConfigError(problems)
-
-
-def _points(overrides: List[str]) -> List[List[str]]:
-    """Enough points of a sweep to meet every option of a swept group, and the first value of a swept setting."""
-    parser = OverridesParser.create()
-    groups = _groups()
-    first: List[str] = []
-    others: List[Tuple[int, str]] = []
-    for text in overrides:
-        try:
-            override = parser.parse_override(text)
-        except HydraException:
-            first.append(text)
-            continue
-        if override.is_discrete_sweep():
-            key = override.get_key_element()
-            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
-            if key in groups:
-                others += [(len(first), value) for value in values[1:]]
-            text = values[0]
-        first.append(text)
-    return [first, *([*first[:at], value, *first[at + 1 :]] for at, value in others)]

@@ -63,6 +63,8 @@ def load_file(path: Path) -> Config:
     """A resolved configuration that was written to a file, as `to_yaml` has it. Raises ConfigError as `load` does."""
     composed = OmegaConf.load(path)
     assert isinstance(composed, DictConfig)
+    for name, section in defaults().items():
+        composed.setdefault(name, section)  # which came after the file was written
     return load(composed)
 
 

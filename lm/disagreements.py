@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from typing import List
 
-from lm.refusal import Problem
+from lm.refusal import Problem, did_you_mean
 from lm.schema import Config
+from lm.schema.run import FAILURES
 
 
 def disagreements(config: Config) -> List[Problem]:
     """What settings say against each other."""
     problems = _batch_disagreements(config)
     problems += _mixture_disagreements(config)
+    for kind, times in config.sweep.retry.items():
+        key = f"sweep.retry.{kind}"
+        if kind not in FAILURES:
+            problems.append(Problem((key,), f"{kind} is not a class of failure", did_you_mean(kind, FAILURES)))
+        elif times < 0:
+            problems.append(Problem((key,), f"{key}={times} must be at least 0", f"{key}=0"))
     model, schedule, train = config.model, config.schedule, config.train
     if model.head_width is None and model.width % model.heads:
         problems.append(

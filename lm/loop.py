@@ -30,7 +30,7 @@ from lm.schema import Config
 from lm.stop import StopRequest
 from lm.stopwatch import Stopwatch, shares
 from lm.strategies import Strategy, devices
-from lm.tracking import Tracker
+from lm.tracking.run import Tracker
 
 STOP_EVERY_BATCHES = 16  # how often an evaluation asks whether to stop
 log = logging.getLogger("lm")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -102,6 +103,33 @@ class StepDisplay:
         for handler in log.handlers:
             if isinstance(handler, logging.FileHandler):
                 handler.handle(log.makeRecord("lm", logging.INFO, __file__, 0, text, (), None))
+
+
+class SweepDisplay:
+    """Bars on a terminal: the sweep's, and one of each job that runs; nothing elsewhere."""
+
+    def __init__(self, console: Console, jobs: int) -> None:
+        columns = [TextColumn("[bold]{task.description}"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn()]
+        self.bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.whole = self.bars.add_task("jobs", total=jobs)
+        self.tasks: Dict[int, Any] = {}
+
+    def __enter__(self) -> "SweepDisplay":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def step(self, job: int, shown: str, step: int, steps: int) -> None:
+        if job not in self.tasks:
+            self.tasks[job] = self.bars.add_task(f"job {job} {escape(shown)}", total=steps)
+        self.bars.update(self.tasks[job], completed=step)
+
+    def ended(self, job: int) -> None:
+        if job in self.tasks:
+            self.bars.remove_task(self.tasks.pop(job))
+        self.bars.advance(self.whole)
 
 
 def closing_rows(summary: Dict[str, Any], folder: Path) -> List[Tuple[str, str]]:

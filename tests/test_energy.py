@@ -28,7 +28,7 @@ def test_a_runs_energy_is_in_its_summary_in_mlflow_and_in_the_closing_table(
     assert "kg of CO2e" in shown
     from mlflow.tracking import MlflowClient
 
-    from lm.tracking import absolute
+    from lm.tracking.names import absolute
 
     client = MlflowClient(absolute("sqlite:///outputs/mlflow.db"))
     (run,) = client.search_runs([client.get_experiment_by_name("default").experiment_id])

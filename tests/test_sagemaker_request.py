@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from lm.catalog.checks import choose
 from lm.compose import compose
+from lm.failure import classify
 from lm.plan import make_plan
 from lm.refusal import ConfigError
 from lm.report import StepDisplay, make_console
 from lm.sagemaker import bundle
 from lm.sagemaker.bundle import LIMIT_BYTES, is_secret, make_bundle
-from lm.sagemaker.failure import classify
 from lm.sagemaker.metrics import DEFINITIONS, read_line
 from lm.sagemaker.places import NAME_CHARACTERS, job_name
 from lm.sagemaker.request import make_request

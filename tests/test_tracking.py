@@ -18,7 +18,9 @@ from conftest import free_port, only_run, run_here, train_lines
 
 from lm.run import RunFailed, RunFolder
 from lm.schema import Config
-from lm.tracking import absolute, flatten, legal_names, replay
+from lm.tracking import sender
+from lm.tracking.names import absolute, flatten, legal_names
+from lm.tracking.run import replay
 
 
 def client(uri: str = "sqlite:///outputs/mlflow.db") -> Any:
@@ -153,9 +155,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
 def test_an_outage_stops_nothing_and_replay_sends_what_it_kept(
     small: List[str], server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import lm.tracking
-
-    monkeypatch.setattr(lm.tracking, "CLOSE_SECONDS", 6.0)
+    monkeypatch.setattr(sender, "CLOSE_SECONDS", 6.0)
     port = free_port()
     uri = f"http://127.0.0.1:{port}"
     assert run_here([*small, f"tracking.uri={uri}"])["status"] == "finished"

@@ -7,12 +7,12 @@ import signal
 from typing import Any, Optional, Tuple
 
 from lm.catalog.checks import choose
+from lm.failure import Failure, JobFailed
 from lm.job import FAILED
 from lm.plan import make_plan
 from lm.report import closing_rows, make_console, table
 from lm.run import RunFailed, RunFolder, run_folder, run_name, write_whole
 from lm.sagemaker.bundle import without_secrets
-from lm.sagemaker.failure import Failure
 from lm.sagemaker.follow import POLL_SECONDS, End, Follower, Watch, end_rows
 from lm.sagemaker.places import Places
 from lm.sagemaker.storage import Storage, verify_newest
@@ -28,7 +28,7 @@ def follow_to_the_end(name: str, config: Config, session: Any, poll_seconds: flo
     finally:
         run.unlock()
     if failure is not None:
-        raise RunFailed(str(failure))
+        raise JobFailed(failure)
     return status
 
 
@@ -73,7 +73,7 @@ def _closing(name: str, end: End, config: Config, run: RunFolder, watch: Watch) 
         rows.append(("checkpoint", str(found)))
     watch.console.print(table(watch.said, rows))
     if end.failure is not None:
-        raise RunFailed(str(end.failure))
+        raise JobFailed(end.failure)
     if damage is not None:
         raise damage
     if summary:

@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lm.catalog import Price
 from lm.causes import Causes
 from lm.container import is_reachable
+from lm.failure import Failure, classify
 from lm.plan import make_plan
 from lm.run import RunFailed, RunFolder
-from lm.sagemaker.failure import Failure, classify
 from lm.sagemaker.metrics import read_line
 from lm.schema import Config
-from lm.tracking import Tracker
+from lm.tracking.run import Tracker
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_SECONDS = 10.0

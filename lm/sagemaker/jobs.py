@@ -20,7 +20,7 @@ from lm.sagemaker import aws
 from lm.sagemaker.bundle import CONFIG
 from lm.sagemaker.finish import follow_to_the_end
 from lm.sagemaker.follow import POLL_SECONDS, billed_seconds
-from lm.sagemaker.launch import REQUEST
+from lm.sagemaker.launch import REQUEST, job_at_work
 from lm.sagemaker.places import PREFIX, job_name, local_run
 from lm.sagemaker.request import make_request
 from lm.sagemaker.storage import Storage, split
@@ -81,6 +81,15 @@ def stop(name: str, region: str | None) -> str:
         return f"{name} has ended already: {job['TrainingJobStatus']}"
     session.sagemaker_client.stop_training_job(TrainingJobName=name)
     return f"{name} is asked to stop: it saves a checkpoint within 120 s, and the same command goes on from there"
+
+
+@aws.told()
+def stop_run(config: Config) -> None:
+    """Asks the job that trains a run now to save and stop, if there is one."""
+    session = aws.open_session(config)
+    name, doing = job_at_work(config, session)
+    if doing == "InProgress":
+        session.sagemaker_client.stop_training_job(TrainingJobName=name)
 
 
 def diff_request(config: Config) -> str:

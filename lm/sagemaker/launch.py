@@ -19,13 +19,13 @@ from lm.data.fit import check_fits
 from lm.data.prepare import prepare
 from lm.data.shards import MANIFEST
 from lm.estimate import estimate_rows
+from lm.failure import Failure, JobFailed, classify
 from lm.plan import Plan, make_plan
 from lm.refusal import ConfigError, Problem
 from lm.report import closing_rows, make_console, table
-from lm.run import RunFailed, RunFolder, run_folder, run_name, write_whole
+from lm.run import RunFolder, run_folder, run_name, write_whole
 from lm.sagemaker import aws
 from lm.sagemaker.bundle import CONFIG, as_yaml, make_bundle, without_secrets
-from lm.sagemaker.failure import Failure, classify
 from lm.sagemaker.finish import to_the_end
 from lm.sagemaker.follow import POLL_SECONDS, Watch
 from lm.sagemaker.places import Places, folder_of, job_name
@@ -77,7 +77,7 @@ def run_job(
     try:
         if _is_done(config, plan, run, places, storage, console):
             return 0
-        running, doing = _job_at_work(config, session)
+        running, doing = job_at_work(config, session)
         if running:
             watch.say(f"{running} is at work on this run already: {doing}")
             if config.cluster.detach:
@@ -98,12 +98,13 @@ def run_job(
                 if failure is None:
                     return status
             watch.say(f"no capacity for {tried.cluster.instance_type}: {failure.reason}")
-        raise RunFailed(str(failure))
+        assert failure is not None  # there is one attempt at least
+        raise JobFailed(failure)
     finally:
         run.unlock()
 
 
-def _job_at_work(config: Config, session: Any) -> Tuple[str, str]:
+def job_at_work(config: Config, session: Any) -> Tuple[str, str]:
     """A job that trains this very run now, and its status: two would write over each other's checkpoints."""
     client = session.sagemaker_client
     for status in ("InProgress", "Stopping"):
@@ -226,6 +227,6 @@ def _create(config: Config, choice: Choice, name: str, watch: Watch) -> Optional
             failure = classify(str(error), "")
             if failure.is_capacity:
                 return failure
-            raise RunFailed(str(failure)) from error
+            raise JobFailed(failure) from error
     _keep(config, REQUEST, json.dumps(request, indent=1) + "\n")
     return None

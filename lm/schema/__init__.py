@@ -17,7 +17,7 @@ from lm.schema.data import Dataset, Mixture, Prepare
 from lm.schema.model import Model
 from lm.schema.optimizer import SGD, Adafactor, AdamW, Constant, Cosine, WarmupStableDecay
 from lm.schema.parallel import Horovod, Sdp, Single, Smp
-from lm.schema.run import Checkpoint, Profiling, Run, Tracking, Train
+from lm.schema.run import Checkpoint, Profiling, Run, Sweep, Tracking, Train
 
 OPTIMIZERS = {"adamw": AdamW, "adafactor": Adafactor, "sgd": SGD}
 SCHEDULES = {"constant": Constant, "cosine": Cosine, "wsd": WarmupStableDecay}
@@ -42,6 +42,7 @@ class Config:
     run: Run
     tracking: Tracking
     profiling: Profiling
+    sweep: Sweep
 
     def as_dict(self) -> Dict[str, Any]:
         """Plain nested values, as they are written to config.yaml."""
@@ -89,4 +90,5 @@ SECTIONS: Dict[str, Optional[Type[Any]]] = {
     "run": Run,
     "tracking": Tracking,
     "profiling": Profiling,
+    "sweep": Sweep,
 }

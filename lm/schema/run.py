@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Dict, Optional
 
 from lm.setting import setting
 
+OBJECTIVES = ("val_loss", "best_val_loss", "val_bits_per_byte", "loss", "tokens_per_second", "tokens_per_usd")
+FAILURES = (
+    *("capacity", "quota", "spot", "time", "out_of_memory", "data", "service", "account", "configuration"),
+    *("non_finite_loss", "lost_worker", "code"),
+)
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
@@ -44,6 +49,16 @@ class Run:
     seed: int = setting(0, minimum=0, maximum=2**31 - 1)
     resume: str = setting("auto", choices=("auto", "must", "never"))
     directory: Optional[str] = setting(None)  # go on in this run folder, whatever its hash
+
+
+@dataclass
+class Sweep:
+    """How the jobs of a sweep run on, and what becomes of those that fail; docs/sweeps.md."""
+
+    objective: str = setting("val_loss", choices=OBJECTIVES)  # of summary.json: what is told of a job, Optuna's aim
+    jobs_at_once: int = setting(1, minimum=1)  # on this machine, which share its cores; cluster.max_parallel_jobs there
+    retry: Dict[str, int] = setting({"lost_worker": 1})  # class of failure -> times that such a job is tried again
+    alike: int = setting(3, minimum=1)  # end the sweep when so many jobs, its first, fail for one reason
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Runs jobs one after the other, each in processes of its own; more than one are under horovodrun's engine."""
+"""Runs a job in processes of its own; more than one are under horovodrun's engine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
 import psutil
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
-from hydra.types import HydraContext
-from omegaconf import DictConfig, open_dict
+from hydra.core.utils import JobReturn
 
 from lm import job
 from lm.causes import Causes
@@ -32,55 +30,24 @@ PR_SET_PDEATHSIG = 1
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: int) -> List[JobReturn]:
-    """Runs every job and reports each; one that is refused or fails does not keep the others from running.
+    """Runs one job here and now, and ends the process with its status; of a sweep, every job that is not done yet."""
+    from hydra_plugins.lm_launchers import _here, _points, _sweep
 
-    Ends the process with the job's own status if there is one job, and with 1 if one of several did not finish.
-    """
-    single = len(job_overrides) == 1 and first_index == 0
-    returns, unfinished = [], []
-    for index, overrides in enumerate(job_overrides, first_index):
-        shown = " ".join(filter_overrides(overrides)) or "(no overrides)"
-        if not single:
-            print(f"\njob {index}: {shown}", flush=True)
-        composed = compose_job(launcher.hydra_context, launcher.config, overrides, index)
-        status = job.status_of(lambda composed=composed: run_job(composed))  # type: ignore[misc]
-        if single and status:
-            sys.exit(status)
+    if not _points.is_sweep(launcher):
+        composed = _points.compose_job(launcher, job_overrides[0], first_index)
+        status = job.status_of(lambda: run_job(load(composed)))
         if status:
-            unfinished.append((index, shown, status))
-        if status > 128:  # stopped by a signal: so is the sweep
-            break
-        done = JobReturn(overrides=list(overrides), cfg=composed, status=JobStatus.COMPLETED)
-        done.return_value = 0
-        returns.append(done)
-    end_of_sweep(unfinished, len(job_overrides))
-    return returns
+            sys.exit(status)
+        return _points.returns_of(job_overrides, [None])
+    points = _points.points_of(launcher, job_overrides, lambda config: None)
+    first = _points.first_config(points)
+    sweep = _sweep.sweep_in(_points.folder_of(launcher), first)
+    values = sweep.run(points, _here.Here(first.sweep.jobs_at_once, sweep.ledger.folder), launcher.judge)
+    return _points.returns_of(job_overrides, values)
 
 
-def end_of_sweep(unfinished: Sequence[Tuple[int, str, int]], jobs: int) -> None:
-    """Tells of the jobs that did not finish (number, overrides, status) and ends the process where there are any."""
-    if unfinished:
-        meaning = {job.REFUSED: "refused", job.FAILED: "failed"}
-        print(f"\n{len(unfinished)} of {jobs} jobs did not finish:", file=sys.stderr)
-        for index, shown, status in unfinished:
-            print(f"  job {index} {meaning.get(status, 'stopped')} (status {status}): {shown}", file=sys.stderr)
-        last = unfinished[-1][2]
-        sys.exit(last if last > 128 else job.FAILED)
-
-
-def compose_job(context: HydraContext, config: DictConfig, overrides: Sequence[str], index: int) -> DictConfig:
-    """The configuration of one job of a sweep, without Hydra's own part."""
-    composed = context.config_loader.load_sweep_config(config, list(overrides))
-    with open_dict(composed):
-        composed.hydra.job.id = str(index)
-        composed.hydra.job.num = index
-        del composed["hydra"]
-    return composed
-
-
-def run_job(composed: DictConfig) -> int:
+def run_job(config: Config) -> int:
     """One job. Returns its exit status. Raises ConfigError."""
-    config = load(composed)
     run, done = job.begin(config, make_plan(config))
     if done:
         return 0
@@ -103,12 +70,12 @@ def _run_processes(config: Config, config_file: Path) -> Tuple[int, int]:
     Returns 2 where they refused, 1 where they failed, else 0; and the signal that was passed on, or 0.
     """
     command = [sys.executable, "-u", "-m", "lm.worker", str(config_file)]
-    processes = config.cluster.processes
+    processes, kills = config.cluster.processes, _kills_for_memory()
     if processes > 1:
         command = [sys.executable, "-u", "-m", "hydra_plugins.lm_launchers._gloo", str(processes), *command]
     launch_id = uuid.uuid4().hex
     received: List[int] = []
-    overdue = threading.Timer(GRACE_SECONDS, _kill, [launch_id])
+    overdue = threading.Timer(GRACE_SECONDS, end_marked, [LAUNCH_ID, launch_id])
     overdue.daemon = True
 
     def pass_on(number: int, _frame: object) -> None:
@@ -118,28 +85,28 @@ def _run_processes(config: Config, config_file: Path) -> Tuple[int, int]:
         if _signal_workers(launch_id, number):
             overdue.start()
         else:  # none has started yet, so none has anything to save
-            _kill(launch_id)
+            end_marked(LAUNCH_ID, launch_id)
 
     # Before there is a process, or a signal that comes in between would be nobody's.
     earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         child = subprocess.Popen(
             command,
-            env={**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": _python_path()},
+            env={**os.environ, LAUNCH_ID: launch_id, "PYTHONPATH": python_path()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and we pass it on in order
-            preexec_fn=_end_with_the_launcher,
+            preexec_fn=end_with_the_launcher,
         )
         if received:
-            _kill(launch_id)
+            end_marked(LAUNCH_ID, launch_id)
         told = _relay(child, processes)
         status = child.wait()
     finally:
         overdue.cancel()
-        _kill(launch_id)
+        end_marked(LAUNCH_ID, launch_id)
         for number, handler in earlier.items():
             signal.signal(number, handler)
     if received or not status:
@@ -147,15 +114,25 @@ def _run_processes(config: Config, config_file: Path) -> Tuple[int, int]:
     cause = told.first()
     if processes > 1 and cause:
         print(f"\nfirst cause:\n{cause}", file=sys.stderr)
+    if status < 0:  # nobody could say a word
+        memory = ", as the kernel did for want of memory" if _kills_for_memory() > kills else ""
+        print(f"failed: the training process was ended by signal {-status}{memory}", file=sys.stderr)
     return (job.REFUSED if told.refused else job.FAILED), 0
 
 
-def _end_with_the_launcher() -> None:
+def end_with_the_launcher() -> None:
     """In the child, before it runs: the kernel kills it when the launcher is gone, even by kill -9 (prctl(2))."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _python_path() -> str:
+def _kills_for_memory() -> int:
+    """How many processes Linux has ended so far because memory ran out (proc(5), /proc/vmstat)."""
+    counters = Path("/proc/vmstat")
+    lines = counters.read_text().splitlines() if counters.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def python_path() -> str:
     """Where the processes find lm and this package, whatever folder they are started from."""
     places = [Path(job.__file__).parents[1], Path(__file__).parents[2]]
     return os.pathsep.join([*(str(place.resolve()) for place in places), os.environ.get("PYTHONPATH", "")])
@@ -176,7 +153,7 @@ def _relay(child: subprocess.Popen[str], processes: int) -> Causes:
 def _signal_workers(launch_id: str, number: int) -> int:
     """Signals the training processes and not horovodrun's engine; returns how many there were."""
     count = 0
-    for process in _launched(launch_id):
+    for process in _marked(LAUNCH_ID, launch_id):
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.cmdline()[1:4] == ["-u", "-m", "lm.worker"]:
                 process.send_signal(number)
@@ -184,17 +161,20 @@ def _signal_workers(launch_id: str, number: int) -> int:
     return count
 
 
-def _kill(launch_id: str) -> None:
-    for process in _launched(launch_id):
+def end_marked(variable: str, value: str) -> None:
+    """Kills whatever carries a mark in its environment, and waits until it is gone."""
+    found = _marked(variable, value)
+    for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    psutil.wait_procs(found, timeout=GRACE_SECONDS)
 
 
-def _launched(launch_id: str) -> List[psutil.Process]:
+def _marked(variable: str, value: str) -> List[psutil.Process]:
     """Every process of a launch, wherever horovodrun's shells have put it: they all carry its mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if process.environ().get(LAUNCH_ID) == launch_id:
+            if process.environ().get(variable) == value:
                 found.append(process)
     return found

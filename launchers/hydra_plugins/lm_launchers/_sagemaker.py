@@ -2,80 +2,89 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, List, NamedTuple, Sequence
+import tempfile
+from pathlib import Path
+from typing import Any, List, Sequence
 
-from hydra.core.utils import JobReturn, JobStatus, filter_overrides
-from hydra_plugins.lm_launchers._local import compose_job, end_of_sweep
-from omegaconf import DictConfig
+from hydra.core.utils import JobReturn
+from hydra_plugins.lm_launchers import _points
+from hydra_plugins.lm_launchers._sweep import Outcome, sweep_in
 
-from lm import job
+from lm import job as jobs
 from lm.catalog.checks import refuse_unworkable
 from lm.config import load
+from lm.failure import JobFailed, classify
 from lm.refusal import ConfigError, Problem
+from lm.sagemaker.jobs import stop_run
 from lm.sagemaker.launch import run_job
-from lm.schema import SageMaker
-
-
-class Point(NamedTuple):
-    """One job of a sweep. status: 2 where it was refused before any was sent."""
-
-    number: int
-    overrides: List[str]
-    composed: DictConfig
-    status: int
+from lm.schema import Config, SageMaker
+from lm.sweep.ledger import Job
 
 
 def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: int) -> List[JobReturn]:
-    """Runs every job, at most cluster.max_parallel_jobs at once; all of them are checked before the first is sent.
+    """Runs one job and ends the process with its status; of a sweep, every job that is not done yet.
 
-    Ends the process with the job's own status if there is one job, and with 1 if one of several did not finish.
+    Of a sweep at most cluster.max_parallel_jobs run at once, and all of them are checked before the first is sent.
     """
-    single = len(job_overrides) == 1 and first_index == 0
-    points = []
-    for index, overrides in enumerate(job_overrides, first_index):
-        composed = compose_job(launcher.hydra_context, launcher.config, overrides, index)
-        points.append(Point(index, list(overrides), composed, job.status_of(functools.partial(_check, composed))))
+    if not _points.is_sweep(launcher):
 
-    def run(point: Point) -> int:
-        said = "" if single else f"job {point.number}: "
-        return point.status or job.status_of(lambda: run_job(load(point.composed), said))
+        def work() -> int:
+            config = load(_points.compose_job(launcher, job_overrides[0], first_index))
+            _check(config)
+            return run_job(config)
 
-    at_once = min((point.composed.cluster.max_parallel_jobs for point in points if not point.status), default=1)
-    statuses = [run(points[0])] if single else _several(run, points, at_once)
-    if single and statuses[0]:
-        sys.exit(statuses[0])
-    returns, unfinished = [], []
-    for point, status in zip(points, statuses):
+        status = jobs.status_of(work)
         if status:
-            shown = " ".join(filter_overrides(point.overrides)) or "(no overrides)"
-            unfinished.append((point.number, shown, status))
-            continue
-        done = JobReturn(overrides=point.overrides, cfg=point.composed, status=JobStatus.COMPLETED)
-        done.return_value = 0
-        returns.append(done)
-    end_of_sweep(unfinished, len(points))
-    return returns
+            sys.exit(status)
+        return _points.returns_of(job_overrides, [None])
+    points = _points.points_of(launcher, job_overrides, _check)
+    first = _points.first_config(points)
+    dry = first.cluster.dry_run  # nothing is done, and nothing to remember
+    folder = Path(tempfile.mkdtemp()) if dry else _points.folder_of(launcher)
+    sweep = sweep_in(folder, first, tracked=not dry)
+    values = sweep.run(points, There(first.cluster.max_parallel_jobs), launcher.judge)
+    return _points.returns_of(job_overrides, values)
 
 
-def _several(run: Callable[[Point], int], points: List[Point], at_once: int) -> List[int]:
-    """The exit statuses of jobs that run side by side. Ctrl-C ends this process at once, and no job."""
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        return list(pool.map(run, points))
-    except KeyboardInterrupt:
+class There:
+    """So many SageMaker jobs at once, each followed by a thread."""
+
+    def __init__(self, at_once: int) -> None:
+        self.at_once = at_once
+
+    def run(self, job: Job, config: Config, log: Path, slot: int) -> Outcome:
+        said: List[Exception] = []
+
+        def work() -> int:
+            try:
+                return run_job(config, f"job {job.number}: ")
+            except Exception as error:
+                said.append(error)
+                raise
+
+        status = jobs.status_of(work)
+        for error in said:
+            with open(log, "a") as file:
+                file.write(f"{error}\n")
+        failure = said[0].failure if said and isinstance(said[0], JobFailed) else None
+        if said and failure is None:
+            failure = classify("", str(said[0]))
+        goes_on = status == 0 and config.cluster.detach
+        return Outcome(None if goes_on else status, failure)
+
+    def end_early(self, job: Job, config: Config) -> None:
+        stop_run(config)
+
+    def interrupted(self, number: int) -> None:
         print("\nthe jobs that were submitted go on: lm jobs lists them", flush=True)
-        os._exit(130)  # threads are in the middle of following, and the interpreter would wait for them
+        os._exit(128 + number)  # threads are in the middle of following, and the interpreter would wait for them
 
 
-def _check(composed: DictConfig) -> int:
-    """0 for a job that can be sent. Raises ConfigError for any other."""
-    config = load(composed)
+def _check(config: Config) -> None:
+    """Raises ConfigError for a job that cannot be sent."""
     if not isinstance(config.cluster, SageMaker):
         text = f"hydra/launcher=sagemaker with cluster={config.cluster.name}, which names no machines"
         raise ConfigError([Problem(("cluster",), text, "cluster=p3x1, or another of SageMaker's")])
     refuse_unworkable(config)
-    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
@@ -25,6 +25,7 @@ class LocalLauncher(Launcher):
         self.hydra_context: Optional[HydraContext] = hydra_context
         self.task_function = task_function
         self.config = config
+        self.judge: Optional[Any] = None  # of a sweeper that ends jobs early
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> List[JobReturn]:
         from hydra_plugins.lm_launchers import _local

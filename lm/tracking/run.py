@@ -1,4 +1,4 @@
-"""MLflow, fed from metrics.jsonl by a thread: a step never waits for it, and an outage loses nothing.
+"""What MLflow gets of a run: settings, the lines of metrics.jsonl, files, status.
 
 The run folder is the buffer. mlflow.json remembers the run's id and the last steps that arrived, so that a resumed
 run goes on in the same MLflow run and `lm track replay` can send what an outage kept back.
@@ -6,58 +6,23 @@ run goes on in the same MLflow run and `lm track replay` can send what an outage
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
-import re
-import threading
-import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 from lm.charts import Line, curves, page
 from lm.config import load_file
-from lm.run import OUTPUTS, RunFailed, RunFolder, kind_of, write_whole
+from lm.run import RunFailed, RunFolder, kind_of
 from lm.schema import Config
+from lm.tracking.names import KEY_CHARACTERS, VALUE_CHARACTERS, flatten, legal_names
+from lm.tracking.sender import Sender
 
-SYNC_SECONDS = 2.0
-CLOSE_SECONDS = 30.0
 BATCH_METRICS = 1000  # MLflow's limits on one log_batch call: 1,000 metrics, 100 parameters
 BATCH_PARAMETERS = 100
-KEY_CHARACTERS, VALUE_CHARACTERS = 250, 6000
 TAGS = {"mlflow.source.git.commit": "commit", "lm.dataset": "dataset"}  # by what the summary calls them
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 log = logging.getLogger("lm")
-
-
-def flatten(values: Dict[str, Any], prefix: str = "") -> Dict[str, Any]:
-    """Nested settings by their dotted names."""
-    flat: Dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def legal_names(names: List[str]) -> Dict[str, str]:
-    """A name that MLflow takes for each name: other characters replaced, none too long, no two alike."""
-    legal: Dict[str, str] = {}
-    for name in names:
-        short = re.sub(r"[^\w. /:-]", "_", name, flags=re.ASCII)
-        if short != name or len(short) > KEY_CHARACTERS:
-            mark = hashlib.sha256(name.encode()).hexdigest()[:8]
-            short = f"{short[: KEY_CHARACTERS - 9]}_{mark}"
-        legal[name] = short
-    return legal
-
-
-def absolute(uri: str) -> str:
-    """A sqlite file by its whole path: MLflow keeps a store by its URI, and a process may change its folder."""
-    head, separator, path = uri.partition("sqlite:///")
-    return f"{separator}{Path(path).resolve()}" if separator and not head else uri
 
 
 def loss_lines(run: RunFolder) -> List[Line]:
@@ -70,69 +35,15 @@ def loss_lines(run: RunFolder) -> List[Line]:
     return found
 
 
-class Tracker:
-    """One run in MLflow.
-
-    uri: the tracking server's, or sqlite:///FILE. On rank 0 alone.
-    """
+class Tracker(Sender):
+    """One run in MLflow. On rank 0 alone."""
 
     def __init__(self, uri: str, run: RunFolder, config: Config) -> None:
-        uri = absolute(uri)
-        self.uri, self.run, self.config = uri, run, config
-        self.state: Dict[str, Any] = {"uri": uri, "run_id": None, "train_step": -1}
-        if run.tracking.exists():
-            stored = json.loads(run.tracking.read_text())
-            if stored["uri"] == uri:
-                self.state = stored
-        self.client: Any = None
-        self.status: Optional[str] = None
+        super().__init__(uri, config.run.experiment, run.tracking, run.path)
+        self.run, self.config = run, config
+        self.state.setdefault("train_step", -1)
         self.begun = False
         self.file, self.offset = 0, 0  # inode of metrics.jsonl, and bytes of it that have been read and sent
-        self.trouble = ""
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self, status: Optional[str]) -> None:
-        """Sends what is left and the run's status; gives up after CLOSE_SECONDS, and says what to do then.
-
-        status: None for a run that goes on elsewhere.
-        """
-        self.status = status
-        self._wake.set()
-        if self._thread.ident is None:
-            self.start()
-        self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive() or self.trouble:
-            log.warning(
-                "MLflow at %s has not got everything (%s); nothing is lost: lm track replay %s",
-                self.uri,
-                self.trouble or "no answer",
-                self.run.path,
-            )
-
-    def _work(self) -> None:
-        deadline = 0.0
-        while True:
-            self._wake.wait(SYNC_SECONDS)
-            closing = self._wake.is_set()
-            deadline = deadline or (time.monotonic() + CLOSE_SECONDS / 2 if closing else 0.0)
-            try:
-                self.sync()
-                if closing and self.status is not None:
-                    self.end(self.status)
-                self.trouble = ""
-                if closing:
-                    return
-            except Exception as error:  # whatever a tracking server does, training goes on: said once, retried
-                if not self.trouble:
-                    log.warning("MLflow at %s: %s; training goes on, and it is tried again", self.uri, error)
-                self.trouble = f"{type(error).__name__}: {error}"
-                if closing and time.monotonic() > deadline:
-                    return
-                time.sleep(SYNC_SECONDS if closing else 0)
 
     def sync(self) -> None:
         """Sends every line of metrics.jsonl that has not arrived yet."""
@@ -183,53 +94,26 @@ class Tracker:
     def _send(self, batch: List[Any], sent: Dict[str, Any]) -> None:
         self.client.log_batch(self.state["run_id"], metrics=batch)
         self.state = dict(sent)
-        self._remember()
-
-    def _remember(self) -> None:
-        write_whole(self.run.tracking, json.dumps(self.state) + "\n")
+        self.remember()
 
     def _begin(self) -> None:
         """Finds or makes the experiment and the run, and logs the parameters; once."""
         if self.begun:
             return
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # retrying is this thread's own work
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # its sender holds a process up at its end
-        from mlflow.tracking import MlflowClient
-
-        for noisy in ("mlflow", "alembic"):  # after the import, which sets their levels
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-        self.client = MlflowClient(self.uri)
+        self.open()
         if self.state["run_id"] is None:
             name = f"{self.config.run.name}-{self.config.hash()}"
             run = self.client.create_run(
-                self._experiment_id(), tags={"mlflow.runName": name, "lm.run_folder": str(self.run.path.resolve())}
+                self.experiment_id(), tags={"mlflow.runName": name, "lm.run_folder": str(self.run.path.resolve())}
             )
             self.state["run_id"] = run.info.run_id
-            self._remember()
+            self.remember()
         else:
             self.client.update_run(self.state["run_id"], "RUNNING")
         self._log_parameters()
         for file in (self.run.config, self.run.plan):
             self.client.log_artifact(self.state["run_id"], str(file))
         self.begun = True
-
-    def _experiment_id(self) -> str:
-        from mlflow.exceptions import MlflowException
-
-        name = self.config.run.experiment
-        found = self.client.get_experiment_by_name(name)
-        if found is not None:
-            return found.experiment_id
-        local = "://" not in self.uri or self.uri.startswith(("sqlite:", "file:"))
-        location = (OUTPUTS / "mlflow-artifacts" / name).resolve().as_uri() if local else None
-        try:
-            return self.client.create_experiment(name, artifact_location=location)
-        except MlflowException:
-            found = self.client.get_experiment_by_name(name)  # another run has just made it
-            if found is None:
-                raise
-            return found.experiment_id
 
     def _log_parameters(self) -> None:
         """Parameters are written once in MLflow: what a resumed run changes becomes a tag."""

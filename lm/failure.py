@@ -1,4 +1,4 @@
-"""Why a job ended: a class that tells what to do about it, from SageMaker's reason and the job's last words."""
+"""Why a job ended: a class that tells what to do about it, from how it ended and its last words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import List, Tuple
 
+from lm.causes import Causes
+from lm.run import RunFailed
+
+RANK = re.compile(r"^\[(?P<rank>\d+)\] (?P<text>.*)$")  # as a launcher prefixes the lines of several processes
+WORD_CHARACTERS = 300  # of a reason in a table or a tag
 # class, what SageMaker's reason or then the first cause says, what to do. The first that is found counts.
 CLASSES: List[Tuple[str, str, str]] = [
     (
@@ -31,7 +36,8 @@ CLASSES: List[Tuple[str, str, str]] = [
     (
         "out of memory",
         r"ResourceExhaustedError|OOM when allocating|CUDA_ERROR_OUT_OF_MEMORY|out of memory|OutOfMemory"
-        r"|instance type with more memory|MemoryError|bad_alloc|exit (code|status):? ?(137|-9)\b|signal 9 \(Killed\)",
+        r"|instance type with more memory|MemoryError|bad_alloc|for want of memory"
+        r"|exit (code|status):? ?(137|-9)\b|signal 9 \(Killed\)",
         "a smaller train.microbatch_sequences, model.recompute=block, or more parallel.partitions",
     ),
     (
@@ -52,6 +58,11 @@ CLASSES: List[Tuple[str, str, str]] = [
         r"not finite for \d+ steps|is not finite",
         "a lower optimizer.learning_rate",
     ),
+    (
+        "lost worker",
+        r"ended by signal|exit with status code|HorovodInternalError|has gone; start lm worker|a host went",
+        "the same command again goes on from the last checkpoint",
+    ),
 ]
 
 
@@ -68,9 +79,28 @@ class Failure:
     def is_capacity(self) -> bool:
         return self.kind == "capacity"
 
+    @property
+    def key(self) -> str:
+        """The class as a setting has it: out_of_memory."""
+        return self.kind.replace(" ", "_").replace("-", "_")
+
+    @property
+    def word(self) -> str:
+        """The reason on one line: what SageMaker said, or the line that a traceback ends with."""
+        text = self.reason or _last_word(self.cause) or "it said nothing"
+        return " ".join(text.split())[:WORD_CHARACTERS]
+
     def __str__(self) -> str:
         cause = f"\nfirst cause:\n{self.cause}" if self.cause else ""
         return f"{self.kind}: {self.reason}\n     -> {self.advice}{cause}"
+
+
+class JobFailed(RunFailed):
+    """A job whose failure has a class. Exit status 1."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 def classify(reason: str, cause: str) -> Failure:
@@ -80,3 +110,22 @@ def classify(reason: str, cause: str) -> Failure:
             if re.search(pattern, text):
                 return Failure(kind, reason, cause, advice)
     return Failure("code", reason, cause, "the traceback tells where")
+
+
+def failure_of(output: str, ended: str) -> Failure:
+    """The failure that a job's output tells of. ended: how its process did, for a job that said nothing of it."""
+    causes = Causes()
+    for line in output.splitlines():
+        match = RANK.match(line)
+        causes.hear(match["rank"] if match else "", match["text"] if match else line)
+    cause = causes.first()
+    return classify("" if cause else ended, cause)
+
+
+def _last_word(cause: str) -> str:
+    """The line that says it: a traceback's last, the first that is not indented; of a refusal, its problems."""
+    first, *rest = [RANK.sub(r"\g<text>", line) for line in cause.splitlines()] or [""]
+    if first.startswith("Traceback"):
+        return next((line for line in rest if line and not line.startswith(" ")), first)
+    problems = [line for line in rest if re.match(r"  \d+\. ", line)]
+    return " ".join(re.sub(r"^ +\d+\. ", "", line) for line in problems) or re.sub(r"^(failed|refused): ", "", first)

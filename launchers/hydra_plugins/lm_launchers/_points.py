@@ -1,0 +1,88 @@
+"""What Hydra asks a launcher for: whether it is a sweep; each of its points composed and checked; what it gets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Sequence
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra_plugins.lm_launchers._sweep import Point
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lm.config import load
+from lm.job import REFUSED
+from lm.points import swept_keys
+from lm.refusal import ConfigError, Problem
+from lm.schema import Config
+
+
+def compose_job(launcher: Any, overrides: Sequence[str], index: int) -> DictConfig:
+    """The configuration of one job, without Hydra's own part."""
+    composed = launcher.hydra_context.config_loader.load_sweep_config(launcher.config, list(overrides))
+    with open_dict(composed):
+        composed.hydra.job.id = str(index)
+        composed.hydra.job.num = index
+        del composed["hydra"]
+    return composed
+
+
+def is_sweep(launcher: Any) -> bool:
+    """Whether Hydra was asked for several values of something; else it is one job, which a launcher starts."""
+    return bool(_swept(launcher))
+
+
+def folder_of(launcher: Any) -> Path:
+    """The sweep's folder; the same command has the same."""
+    return Path(launcher.config.hydra.sweep.dir)
+
+
+def points_of(launcher: Any, job_overrides: Sequence[Sequence[str]], check: Callable[[Config], None]) -> List[Point]:
+    """Every job composed, typed and checked, before the first is started. check: raises ConfigError for more.
+
+    Ends the process where all of them are refused: there is nothing to do, and nothing to remember.
+    """
+    points = [_point(launcher, overrides, index, check) for index, overrides in enumerate(job_overrides)]
+    if not any(point.config for point in points):
+        problems = [problem for point in points if point.refusal for problem in point.refusal.problems]
+        print(ConfigError(dict.fromkeys(problems)), file=sys.stderr)
+        sys.exit(REFUSED)
+    return points
+
+
+def first_config(points: Sequence[Point]) -> Config:
+    """Of the first point that is not refused; what is said of the sweep itself is the same in each."""
+    return next(point.config for point in points if point.config is not None)
+
+
+def returns_of(
+    job_overrides: Sequence[Sequence[str]], values: Sequence[Optional[float]]
+) -> List[JobReturn]:
+    """What a sweeper reads: a number a job, not one where the job did not finish. Failures are in the ledger."""
+    returns = []
+    for overrides, value in zip(job_overrides, values):
+        done = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
+        done.return_value = float("nan") if value is None else value
+        returns.append(done)
+    return returns
+
+
+def _point(launcher: Any, overrides: Sequence[str], index: int, check: Callable[[Config], None]) -> Point:
+    keys = _swept(launcher)
+    chosen = [text for text in overrides if text.partition("=")[0] in keys]
+    composed = compose_job(launcher, overrides, index)
+    settings = OmegaConf.to_yaml(composed)
+    try:
+        config = load(composed)
+        if config.run.directory is not None:
+            text = f"run.directory={config.run.directory} is one folder, and each job of a sweep has its own"
+            raise ConfigError([Problem(("run.directory",), text, "run.experiment=NAME keeps a sweep's runs together")])
+        check(config)
+    except ConfigError as error:
+        return Point(chosen, settings, None, error)
+    return Point(chosen, settings, config)
+
+
+def _swept(launcher: Any) -> List[str]:
+    hydra = launcher.config.hydra
+    return sorted(swept_keys(hydra.overrides.task, hydra.sweeper.get("params") or {}))

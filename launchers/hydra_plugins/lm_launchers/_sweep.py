@@ -1,0 +1,273 @@
+"""A sweep at work: its jobs, so many at once, each in the ledger before it starts and after it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import signal
+import sys
+import traceback
+from collections import Counter, deque
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set
+
+from lm.failure import Failure, classify, failure_of
+from lm.job import FAILED
+from lm.refusal import ConfigError
+from lm.report import SweepDisplay, make_console
+from lm.run import RunFolder, run_folder, run_name, write_whole
+from lm.schema import Config
+from lm.sweep.ledger import Job, Ledger
+from lm.sweep.table import in_words, sweep_table, write_page
+from lm.sweep.tracking import SweepTracker
+
+_at_work: Dict[Path, "Sweep"] = {}  # of this process: Hydra hands a sweep over in batches, and says nothing of its end
+LOOK_SECONDS = 0.5  # between two looks at what the running jobs have measured
+Judge = Callable[[int, int, float], bool]  # number in the batch, step, objective -> whether to end that job
+
+
+class Point(NamedTuple):
+    """A job as Hydra asks for it. config: None where it is refused.
+
+    overrides: those that the sweep chose. settings: what was composed, as text.
+    """
+
+    overrides: List[str]
+    settings: str
+    config: Optional[Config]
+    refusal: Optional[ConfigError] = None
+
+
+class Outcome(NamedTuple):
+    """How a job's work ended. status: None where it goes on without us. failure: where it is known."""
+
+    status: Optional[int]
+    failure: Optional[Failure] = None
+
+
+class Work(Protocol):
+    """Where jobs run: this machine, or SageMaker."""
+
+    at_once: int
+
+    def run(self, job: Job, config: Config, log: Path, slot: int) -> Outcome:
+        """Runs a job to its end; in a thread. slot: its place among at_once. What it says goes to the log."""
+
+    def end_early(self, job: Job, config: Config) -> None:
+        """Asks a running job to save and stop."""
+
+    def interrupted(self, number: int) -> None:
+        """This process was asked to end by a signal."""
+
+
+class Sweep:
+    """One command's work on a sweep. Hydra hands its jobs over in one batch or several."""
+
+    def __init__(self, ledger: Ledger, config: Config, tracked: bool) -> None:
+        self.ledger, self.settings = ledger, config.sweep
+        self.console = make_console()
+        self.tracker: Optional[SweepTracker] = None
+        self.tries: Counter[str] = Counter()  # of this command
+        self.early: List[str] = []  # how the first jobs of this command failed
+        self.succeeded = False
+        self.halted = ""
+        self.signal = 0
+        left = ledger.begin(sys.argv[1:], config.sweep.objective)
+        again = f"; {left} were interrupted and go on" if left else ""
+        self.console.print(f"sweep {ledger.folder}: {in_words(ledger)}{again}", markup=False)
+        if tracked and config.tracking.uri is not None:
+            self.tracker = SweepTracker(config.tracking.uri, config.run.experiment, ledger)
+            self.tracker.start()
+
+    def run(self, points: Sequence[Point], work: Work, judge: Optional[Judge] = None) -> List[Optional[float]]:
+        """Runs a batch. Returns each point's objective, if it has one. Ends the process after a signal."""
+        jobs = [self._enter(point) for point in points]
+        queue: Deque[int] = deque()
+        for at, (job, point) in enumerate(zip(jobs, points)):
+            if job not in jobs[:at] and point.config is not None and self._is_due(job):
+                queue.append(at)
+        earlier = {number: signal.signal(number, self._on_signal(work)) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self._work_off(queue, jobs, points, work, judge)
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+        if self.signal:
+            self.close()
+            sys.exit(128 + self.signal)
+        return [job.value if job.status in ("done", "pruned") else None for job in jobs]
+
+    def close(self) -> int:
+        """The closing table, the page, MLflow's last word. Returns the exit status: 1 where a job did not finish."""
+        unfinished = self.ledger.count("failed", "pending")
+        page = write_page(self.ledger)
+        if self.tracker is not None:
+            self.tracker.close("stopped" if self.signal else "failed" if unfinished else "finished")
+        self.console.print(sweep_table(self.ledger))
+        if self.halted:
+            self.console.print(self.halted, markup=False)
+        for job in self.ledger.all():
+            if job.status == "failed":
+                print(f"job {job.number} failed ({job.kind}): {self.ledger.log_of(job)}", file=sys.stderr)
+        if unfinished:
+            total, folder = len(self.ledger.jobs), self.ledger.folder
+            print(f"{unfinished} of {total} jobs did not finish; lm sweep resume {folder}", file=sys.stderr)
+        if page is not None:
+            self.console.print(f"{page}: the runs side by side", markup=False)
+        return FAILED if unfinished else 0
+
+    # --- one batch -----------------------------------------------------------------------------------
+
+    def _enter(self, point: Point) -> Job:
+        """The point's job in the ledger; a refused one has failed with that."""
+        if point.config is None:
+            key = f"refused-{hashlib.sha256(point.settings.encode()).hexdigest()[:8]}"
+            job = self.ledger.add(key, point.overrides, None)
+            log = self.ledger.log_of(job)
+            log.parent.mkdir(exist_ok=True)
+            write_whole(log, f"{point.refusal}\n")
+            self.ledger.end(job, "failed", failure_of(str(point.refusal), ""))
+            self.console.print(f"job {job.number} {job.shown}\n{point.refusal}", markup=False)
+            return job
+        return self.ledger.add(run_name(point.config), point.overrides, str(run_folder(point.config).path))
+
+    def _is_due(self, job: Job) -> bool:
+        """Whether there is something to do: not where it is done, or failed in a way that is not tried again."""
+        if job.status in ("done", "pruned"):
+            self.console.print(f"job {job.number} is {job.status} already: {job.shown}", markup=False)
+            return False
+        if job.status == "failed" and job.kind != "configuration" and not self.settings.retry.get(job.kind or "", 0):
+            again = f"sweep.retry.{job.kind}=1 tries it again"
+            self.console.print(f"job {job.number} failed before ({job.kind}), {again}: {job.shown}", markup=False)
+            return False
+        return True
+
+    def _work_off(
+        self, queue: Deque[int], jobs: List[Job], points: Sequence[Point], work: Work, judge: Optional[Judge]
+    ) -> None:
+        running: Dict[Future[Outcome], int] = {}
+        slots: Dict[int, int] = {}
+        pruned: Set[str] = set()
+        watched: Dict[int, Measured] = {}
+        with ThreadPoolExecutor(work.at_once) as pool, SweepDisplay(self.console, len(jobs)) as display:
+            while running or (queue and not self.signal and not self.halted):
+                while queue and len(running) < work.at_once and not self.signal and not self.halted:
+                    at = queue.popleft()
+                    job, config = jobs[at], points[at].config
+                    assert config is not None
+                    slots[at] = next(slot for slot in range(work.at_once) if slot not in slots.values())
+                    if job.tries:  # it goes on, and is no new beginning
+                        config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume="auto"))
+                    self.tries[job.key] += 1
+                    self.ledger.start(job)
+                    self.console.print(f"job {job.number} starts: {job.shown}", markup=False)
+                    watched[at] = Measured(RunFolder(Path(job.folder or "")), self.settings.objective)
+                    log = self.ledger.log_of(job)
+                    running[pool.submit(_guarded, work, job, config, log, slots[at])] = at
+                ended, _ = wait(running, timeout=LOOK_SECONDS, return_when=FIRST_COMPLETED)
+                for at in running.values():
+                    job, config = jobs[at], points[at].config
+                    assert config is not None
+                    for step, value in watched[at].new():
+                        display.step(job.number, job.shown, step, config.train.steps)
+                        if value is None or judge is None or job.key in pruned or step >= config.train.steps:
+                            continue
+                        if judge(at, step, value):
+                            pruned.add(job.key)
+                            work.end_early(job, config)
+                for future in ended:
+                    at = running.pop(future)
+                    del slots[at]
+                    self._ended(jobs[at], future.result(), jobs[at].key in pruned, watched[at])
+                    display.ended(jobs[at].number)
+                    if self._is_to_be_retried(jobs[at]):
+                        queue.append(at)
+
+    def _ended(self, job: Job, outcome: Outcome, pruned: bool, measured: Measured) -> None:
+        """Writes a job's end into the ledger and says it."""
+        status, summary = outcome.status, measured.run.read_summary()
+        value = summary.get(self.settings.objective)
+        if status is None:
+            self.ledger.end(job, "pending", value=value)
+        elif status == 0:
+            self.ledger.end(job, "done", value=value)
+        elif status > 128 and pruned:
+            self.ledger.end(job, "pruned", value=measured.last)
+        elif status > 128 and self.signal:
+            self.ledger.end(job, "pending")
+        else:
+            self.ledger.end(job, "failed", outcome.failure, value=None)
+        self.succeeded |= job.status in ("done", "pruned")
+        reached = f", {self.settings.objective} {job.value:.5g}" if job.value is not None else ""
+        why = f" ({job.kind}): {job.reason}" if job.status == "failed" else ""
+        self.console.print(f"job {job.number} is {job.status}{reached}{why}", markup=False)
+        if job.status == "failed" and not self.succeeded:
+            self.early.append(f"{job.kind}: {job.reason}")
+            alike = self.settings.alike
+            if len(self.early) == alike and len(set(self.early)) == 1:
+                self.halted = f"the first {alike} jobs failed alike, so no other was begun (sweep.alike={alike})"
+        if self.tracker is not None:
+            self.tracker.wake()
+
+    def _is_to_be_retried(self, job: Job) -> bool:
+        allowed = self.settings.retry.get(job.kind or "", 0) if job.status == "failed" else 0
+        return self.tries[job.key] <= allowed and not self.signal and not self.halted
+
+    def _on_signal(self, work: Work) -> Callable[[int, object], None]:
+        def pass_on(number: int, _frame: object) -> None:
+            if not self.signal:
+                self.signal = number
+                work.interrupted(number)
+
+        return pass_on
+
+
+def _guarded(work: Work, job: Job, config: Config, log: Path, slot: int) -> Outcome:
+    """A job's work; what goes wrong with starting or following it is this job's failure, and not the sweep's."""
+    log.parent.mkdir(exist_ok=True)
+    try:
+        return work.run(job, config, log, slot)
+    except Exception:
+        told = traceback.format_exc()
+        with open(log, "a") as file:
+            file.write(told)
+        return Outcome(FAILED, classify("", told))
+
+
+class Measured:
+    """What a running job's metrics.jsonl says of its objective, line by line."""
+
+    def __init__(self, run: RunFolder, objective: str) -> None:
+        self.run, self.objective = run, objective
+        self.last: Optional[float] = None
+        self._offset, self._file = 0, 0
+
+    def new(self) -> List[Any]:
+        """(step, objective or None) of each line since the last call."""
+        if not self.run.metrics.exists():
+            return []
+        file = self.run.metrics.stat().st_ino
+        if file != self._file:  # written anew at a resume
+            self._file, self._offset = file, 0
+        found = []
+        for line, end in self.run.metric_lines(self._offset):
+            self._offset = end
+            value = line.get(self.objective)
+            self.last = value if value is not None else self.last
+            found.append((line["step"], value))
+        return found
+
+
+def sweep_in(folder: Path, config: Config, tracked: bool = True) -> Sweep:
+    """This process's work on the sweep of a folder, begun where it is not. Raises RunFailed where another has it."""
+    if folder not in _at_work:
+        _at_work[folder] = Sweep(Ledger(folder), config, tracked)
+    return _at_work[folder]
+
+
+def close() -> int:
+    """Ends this process's sweeps, of which there is one or none. Returns the exit status."""
+    statuses = [sweep.close() for sweep in _at_work.values()]
+    _at_work.clear()
+    return max(statuses, default=0)
