@@ -38,12 +38,12 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
         status = job.status_of(lambda: run_job(load(composed)))
         if status:
             sys.exit(status)
-        return _points.returns_of(job_overrides, [None])
+        return []
     points = _points.points_of(launcher, job_overrides, lambda config: None)
     first = _points.first_config(points)
     sweep = _sweep.sweep_in(_points.folder_of(launcher), first)
-    values = sweep.run(points, _here.Here(first.sweep.jobs_at_once, sweep.ledger.folder), launcher.judge)
-    return _points.returns_of(job_overrides, values)
+    launcher.jobs = sweep.run(points, _here.Here(first.sweep.jobs_at_once, sweep.ledger.folder), launcher.judge)
+    return _points.returns_of(job_overrides, launcher.jobs)
 
 
 def run_job(config: Config) -> int:

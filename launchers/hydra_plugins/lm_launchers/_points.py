@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Sequence, TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra_plugins.lm_launchers._sweep import Point
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lm.config import load
-from lm.job import REFUSED
+from lm.job import REFUSED, status_of
 from lm.points import swept_keys
 from lm.refusal import ConfigError, Problem
 from lm.schema import Config
+from lm.sweep.ledger import Job
+
+T = TypeVar("T")
 
 
 def compose_job(launcher: Any, overrides: Sequence[str], index: int) -> DictConfig:
@@ -55,15 +59,30 @@ def first_config(points: Sequence[Point]) -> Config:
     return next(point.config for point in points if point.config is not None)
 
 
-def returns_of(
-    job_overrides: Sequence[Sequence[str]], values: Sequence[Optional[float]]
-) -> List[JobReturn]:
-    """What a sweeper reads: a number a job, not one where the job did not finish. Failures are in the ledger."""
+def or_exit(work: Callable[[], T]) -> T:
+    """What some work returns; what it refuses or fails with is told here, since Hydra would show a traceback."""
+    returned: List[T] = []
+
+    def keep() -> int:
+        returned.append(work())
+        return 0
+
+    status = status_of(keep)
+    if status:
+        sys.exit(status)
+    return returned[0]
+
+
+def returns_of(job_overrides: Sequence[Sequence[str]], jobs: Sequence[Job]) -> List[JobReturn]:
+    """What a sweeper of Hydra's reads: the objective of each job, not a number where it did not finish.
+
+    No failure raises there, which would end the batches that follow: the ledger has it.
+    """
     returns = []
-    for overrides, value in zip(job_overrides, values):
-        done = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
-        done.return_value = float("nan") if value is None else value
-        returns.append(done)
+    for overrides, one in zip(job_overrides, jobs):
+        returned = JobReturn(overrides=list(overrides), status=JobStatus.COMPLETED)
+        returned.return_value = one.value if one.status == "done" and one.value is not None else math.nan
+        returns.append(returned)
     return returns
 
 

@@ -38,14 +38,14 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
         status = jobs.status_of(work)
         if status:
             sys.exit(status)
-        return _points.returns_of(job_overrides, [None])
+        return []
     points = _points.points_of(launcher, job_overrides, _check)
     first = _points.first_config(points)
     dry = first.cluster.dry_run  # nothing is done, and nothing to remember
     folder = Path(tempfile.mkdtemp()) if dry else _points.folder_of(launcher)
     sweep = sweep_in(folder, first, tracked=not dry)
-    values = sweep.run(points, There(first.cluster.max_parallel_jobs), launcher.judge)
-    return _points.returns_of(job_overrides, values)
+    launcher.jobs = sweep.run(points, There(first.cluster.max_parallel_jobs), launcher.judge)
+    return _points.returns_of(job_overrides, launcher.jobs)
 
 
 class There:

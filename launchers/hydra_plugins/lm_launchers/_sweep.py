@@ -74,14 +74,15 @@ class Sweep:
         self.halted = ""
         self.signal = 0
         left = ledger.begin(sys.argv[1:], config.sweep.objective)
+        before = f": {in_words(ledger)}" if ledger.jobs else ""
         again = f"; {left} were interrupted and go on" if left else ""
-        self.console.print(f"sweep {ledger.folder}: {in_words(ledger)}{again}", markup=False)
+        self.console.print(f"sweep {ledger.folder}{before}{again}", markup=False)
         if tracked and config.tracking.uri is not None:
             self.tracker = SweepTracker(config.tracking.uri, config.run.experiment, ledger)
             self.tracker.start()
 
-    def run(self, points: Sequence[Point], work: Work, judge: Optional[Judge] = None) -> List[Optional[float]]:
-        """Runs a batch. Returns each point's objective, if it has one. Ends the process after a signal."""
+    def run(self, points: Sequence[Point], work: Work, judge: Optional[Judge] = None) -> List[Job]:
+        """Runs a batch. Returns each point's job. Ends the process after a signal."""
         jobs = [self._enter(point) for point in points]
         queue: Deque[int] = deque()
         for at, (job, point) in enumerate(zip(jobs, points)):
@@ -96,7 +97,7 @@ class Sweep:
         if self.signal:
             self.close()
             sys.exit(128 + self.signal)
-        return [job.value if job.status in ("done", "pruned") else None for job in jobs]
+        return jobs
 
     def close(self) -> int:
         """The closing table, the page, MLflow's last word. Returns the exit status: 1 where a job did not finish."""

@@ -26,8 +26,9 @@ class LocalLauncher(Launcher):
         self.task_function = task_function
         self.config = config
         self.judge: Optional[Any] = None  # of a sweeper that ends jobs early
+        self.jobs: List[Any] = []  # the last batch's, as the ledger has them
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> List[JobReturn]:
-        from hydra_plugins.lm_launchers import _local
+        from hydra_plugins.lm_launchers import _local, _points
 
-        return _local.launch(self, job_overrides, initial_job_idx)
+        return _points.or_exit(lambda: _local.launch(self, job_overrides, initial_job_idx))

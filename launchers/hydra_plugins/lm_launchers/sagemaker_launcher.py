@@ -26,8 +26,9 @@ class SageMakerLauncher(Launcher):
         self.task_function = task_function
         self.config = config
         self.judge: Optional[Any] = None  # of a sweeper that ends jobs early
+        self.jobs: List[Any] = []  # the last batch's, as the ledger has them
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> List[JobReturn]:
-        from hydra_plugins.lm_launchers import _sagemaker
+        from hydra_plugins.lm_launchers import _points, _sagemaker
 
-        return _sagemaker.launch(self, job_overrides, initial_job_idx)
+        return _points.or_exit(lambda: _sagemaker.launch(self, job_overrides, initial_job_idx))
