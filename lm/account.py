@@ -7,6 +7,8 @@ import subprocess
 import time
 from typing import Any, Dict, Optional
 
+import psutil
+
 from lm.catalog import price, spot
 from lm.checkpoint import Progress
 from lm.data.mixture import Mixture
@@ -71,6 +73,16 @@ def bits_per_byte(loss: float, manifest: Manifest) -> float:
     """Bits a byte of held-out text: loss / ln 2 x tokens / bytes (Gao et al. 2020, The Pile, section 3.1)."""
     split = manifest.totals("validation")
     return loss / math.log(2) * split.tokens / split.text_bytes
+
+
+def host_usage() -> Dict[str, float]:
+    """This host's processors and memory, by the names of MLflow's own system metrics; percent since the last call."""
+    memory = psutil.virtual_memory()
+    return {
+        "system/cpu_utilization_percentage": psutil.cpu_percent(),
+        "system/system_memory_usage_percentage": memory.percent,
+        "system/system_memory_usage_megabytes": memory.used / 1e6,
+    }
 
 
 def costs(config: Config, tokens: int, seconds: float, kwh: float, kg_a_kwh: Optional[float]) -> Dict[str, float]:

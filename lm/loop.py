@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional
 import tensorflow as tf
 
 from lm import strategies
-from lm.account import bits_per_byte, consumed_shares, costs, first_summary, position, rates
+from lm.account import bits_per_byte, consumed_shares, costs, first_summary, host_usage, position, rates
 from lm.checkpoint import Checkpoints, Progress, identity
 from lm.data.loader import evaluation_batches, training_batches
 from lm.data.mixture import make_mixture
@@ -141,6 +141,7 @@ def train(
         )
         if restored and progress.val_loss is None and _evaluation_due(progress, config):
             evaluate_now()
+        host_usage()  # what it says next is from here on
         while progress.step < plan.steps:
             with stopwatch("data_wait" if strategy.traces else "start_up"):
                 tokens_BS = next(batches)
@@ -158,7 +159,7 @@ def train(
                 line.update(rates(stopwatch.lap(), plan, peak_flops))
                 line.update(position(progress, plan), skipped_steps=progress.skipped_steps)
                 if chief:
-                    run.append_metrics(line)
+                    run.append_metrics({**line, **host_usage()})
                 display.logged(line)
                 summary["loss"] = line["loss"]
             while beside:  # their imports would hold the first step up

@@ -96,6 +96,10 @@ class RunFolder:
         write_whole(self.attempts, "".join(json.dumps(attempt) + "\n" for attempt in attempts))
         return lost
 
+    def began(self) -> Optional[float]:
+        """When the first attempt did, by the clock; None where none has been noted."""
+        return next((attempt["began"] for attempt, _ in _whole_lines(self.attempts)), None)
+
     def forget_metrics_after(self, step: int) -> List[Dict[str, Any]]:
         """Drops the lines of steps that will be done again; returns those that stay."""
         kept = [line for line, _ in self.metric_lines() if line["step"] <= step]

@@ -178,6 +178,36 @@ def on_hosts(ports: List[int]) -> List[str]:
     return ["parallel=smp", "cluster=tf_hosts", f"cluster.hosts=[{hosts}]"]
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Any]:
+    """Starts a real MLflow server on a port when it is asked to."""
+    started: List[subprocess.Popen[bytes]] = []
+
+    def start(port: int, store: str = f"sqlite:///{tmp_path}/server.db", proxy: bool = True) -> None:
+        command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+        command += ["--backend-store-uri", store]
+        kept = str(tmp_path / "artifacts")
+        own = ["--no-serve-artifacts", "--default-artifact-root", kept]
+        command += ["--artifacts-destination", kept] if proxy else own
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with open(tmp_path / "server.log", "wb") as log:
+            started.append(
+                subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            )
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.2)
+        raise AssertionError((tmp_path / "server.log").read_text())
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def only_run(experiment: str = "default") -> Path:
     """The folder of the single run of an experiment."""
     runs = [path for path in Path("outputs", experiment).iterdir() if path.is_dir()]

@@ -224,7 +224,7 @@ def test_each_failure_is_told_and_the_others_run(small: List[str]) -> None:
     command = [sys.executable, "-m", "lm.cli", "sweep", "resume", str(sweep_of())]
     resumed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert resumed.returncode == 1
-    assert "failed before (lost_worker), and sweep.retry.lost_worker=1 tries it again" in resumed.stdout
+    assert "failed before (lost_worker), sweep.retry.lost_worker=1 tries it again" in resumed.stdout
     again = train_py("-m", *words, "sweep.retry.lost_worker=1")
     assert {job.overrides[0]: job.status for job in jobs_of()}[f"{RATES}=0.002"] == "done", again.stdout
     assert len(mlflow_runs()[1]) == 4

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
-from conftest import free_port, only_run, run_here, train_lines
+from conftest import free_port, only_run, run_here, train_lines, train_py
 
+from lm.cli import main
 from lm.run import RunFailed, RunFolder
 from lm.schema import Config
 from lm.tracking import sender
@@ -124,34 +126,6 @@ def stored_config() -> Dict[str, Any]:
 # --- outages -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Any]:
-    """Starts a real MLflow server on a port when it is asked to."""
-    started: List[subprocess.Popen[bytes]] = []
-
-    def start(port: int) -> None:
-        command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db"]
-        command += ["--artifacts-destination", str(tmp_path / "artifacts")]
-        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with open(tmp_path / "server.log", "wb") as log:
-            started.append(
-                subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-            )
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            time.sleep(0.2)
-        raise AssertionError((tmp_path / "server.log").read_text())
-
-    yield start
-    for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def test_an_outage_stops_nothing_and_replay_sends_what_it_kept(
     small: List[str], server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +145,96 @@ def test_an_outage_stops_nothing_and_replay_sends_what_it_kept(
     assert len(client(uri).get_metric_history(run.info.run_id, "loss")) == 20
     replay(only_run())  # again changes nothing
     assert len(client(uri).get_metric_history(run.info.run_id, "loss")) == 20
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """A PostgreSQL of Debian's package, of its own, as SQLAlchemy names it. It does not run as root."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))[-1]
+    user = "postgres" if os.getuid() == 0 else None
+    folder, port = Path(tempfile.mkdtemp()), free_port()
+    if user:
+        shutil.chown(folder, user)
+    subprocess.run(
+        [programs / "initdb", "-D", folder / "data", "-U", "lm", "--auth=trust"], user=user, cwd=folder, check=True
+    )
+    command = [programs / "postgres", "-D", folder / "data", "-p", str(port), "-k", folder, "-h", "127.0.0.1"]
+    server = subprocess.Popen(command, user=user, cwd=folder, stderr=subprocess.DEVNULL)
+    ready = [programs / "pg_isready", "-h", "127.0.0.1", "-p", str(port)]
+    while subprocess.run(ready, stdout=subprocess.DEVNULL, check=False).returncode:
+        assert server.poll() is None
+        time.sleep(0.1)
+    yield f"postgresql+psycopg2://lm@127.0.0.1:{port}/postgres"
+    server.send_signal(signal.SIGINT)
+    server.wait()
+    shutil.rmtree(folder)
+
+
+def test_a_server_on_postgresql_gets_a_sweep_of_two(small: List[str], server: Any, postgresql: str) -> None:
+    """The whole way by HTTP: parent, children, metrics, system metrics, artifacts."""
+    port = free_port()
+    server(port, postgresql)
+    words = [*small, "optimizer.learning_rate=1e-3,2e-3", "run.experiment=pg", "train.steps=6"]
+    done = train_py("-m", *words, f"tracking.uri=http://127.0.0.1:{port}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    mlflow = client(f"http://127.0.0.1:{port}")
+    runs = runs_of(mlflow, "pg")
+    (parent,) = [run for run in runs if "lm.sweep_folder" in run.data.tags]
+    children = [run for run in runs if run is not parent]
+    assert [run.info.status for run in runs] == ["FINISHED"] * 3
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert {run.data.params["optimizer.learning_rate"] for run in children} == {"0.001", "0.002"}
+    for run in children:
+        assert len(mlflow.get_metric_history(run.info.run_id, "loss")) == 6
+        assert 0 < run.data.metrics["system/system_memory_usage_percentage"] < 100
+        assert "config.yaml" in {artifact.path for artifact in mlflow.list_artifacts(run.info.run_id)}
+    assert parent.data.metrics["best/val_loss"] == min(run.data.metrics["val_loss"] for run in children)
+
+
+def test_the_arn_of_sagemakers_server_is_a_tracking_uri(
+    small: List[str], server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sagemaker-mlflow signs the requests to a server in AWS's place, which like it leaves artifacts to the client."""
+    port = free_port()
+    server(port, proxy=False)
+    monkeypatch.setenv("SAGEMAKER_MLFLOW_CUSTOM_ENDPOINT", f"http://127.0.0.1:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/mine"
+    assert run_here([*small, f"tracking.uri='{arn}'", "train.steps=6"])["status"] == "finished"
+    (run,) = runs_of(client(f"http://127.0.0.1:{port}"))
+    assert run.info.status == "FINISHED"
+    assert json.loads((only_run() / "mlflow.json").read_text())["uri"] == arn
+
+
+def test_a_sweep_without_its_server_is_replayed(
+    small: List[str], server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    words = [*small, "optimizer.learning_rate=1e-3,-1", "train.steps=6", f"tracking.uri=http://127.0.0.1:{port}"]
+    done = train_py("-m", *words)
+    assert done.returncode == 1
+    assert "lm track replay outputs/default/sweep-" in done.stdout + done.stderr
+    server(port)
+    (ledger,) = Path("outputs/default").glob("sweep-*/ledger.json")
+    (run,) = Path("outputs/default").glob("*/summary.json")
+    assert main(["track", "replay", str(run.parent)]) == 0
+    assert main(["track", "replay", str(ledger.parent)]) == 0
+    assert "is the parent of 2 jobs" in capsys.readouterr().out
+    runs = runs_of(client(f"http://127.0.0.1:{port}"))
+    assert sorted(run.info.status for run in runs) == ["FAILED", "FAILED", "FINISHED"]
+
+
+def test_a_server_that_answers_slowly_holds_no_step_up(small: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers: the run's time is its own, and nothing is lost."""
+    monkeypatch.setattr(sender, "CLOSE_SECONDS", 1.0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        summary = run_here([*small, f"tracking.uri=http://127.0.0.1:{silent.getsockname()[1]}"])
+    assert summary["status"] == "finished"
+    assert len(train_lines(only_run())) == 20
+    assert "nothing is lost: lm track replay" in (only_run() / "log.txt").read_text()
 
 
 def test_tracking_can_be_turned_off(small: List[str]) -> None:

@@ -103,8 +103,11 @@ class Tracker(Sender):
         self.open()
         if self.state["run_id"] is None:
             name = f"{self.config.run.name}-{self.config.hash()}"
+            began = self.run.began()
             run = self.client.create_run(
-                self.experiment_id(), tags={"mlflow.runName": name, "lm.run_folder": str(self.run.path.resolve())}
+                self.experiment_id(),
+                start_time=int(began * 1000) if began is not None else None,
+                tags={"mlflow.runName": name, "lm.run_folder": str(self.run.path.resolve())},
             )
             self.state["run_id"] = run.info.run_id
             self.remember()

@@ -107,6 +107,12 @@ class Sender:
 
         for noisy in ("mlflow", "alembic"):  # after the import, which sets their levels
             logging.getLogger(noisy).setLevel(logging.WARNING)
+        # sagemaker-mlflow asks for the ambient server at every request, and complains where that is not SageMaker's.
+        logging.getLogger("mlflow.tracking.request_header.registry").setLevel(logging.ERROR)
+        if self.uri.startswith("arn:"):
+            import mlflow
+
+            mlflow.set_tracking_uri(self.uri)
         self.client = MlflowClient(self.uri)
 
     def remember(self) -> None:
