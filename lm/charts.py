@@ -13,7 +13,8 @@ STYLE = """
 body { font: 15px system-ui, sans-serif; margin: 2rem auto; max-width: 960px; color: #1c1917 }
 text { font-size: 12px; fill: #57534e } .grid { stroke: #e7e5e4; fill: none } circle { opacity: .75 }
 .line { fill: none; stroke-width: 2; opacity: .8 } .line:hover { stroke-width: 4; opacity: 1 }
-.legend span { margin-right: 1rem; white-space: nowrap } table { border-collapse: collapse; display: block; overflow-x: auto }
+.legend span { margin-right: 1rem; white-space: nowrap }
+table { border-collapse: collapse; display: block; overflow-x: auto }
 td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; white-space: nowrap }
 #difference td { white-space: normal; overflow-wrap: anywhere }
 """

@@ -77,14 +77,16 @@ def test_mlflows_page_and_ours_show_both_runs_of_a_sweep(small: List[str], serve
     experiment = client.get_experiment_by_name("default").experiment_id
     found = [run for run in client.search_runs([experiment]) if "mlflow.parentRunId" in run.data.tags]
     ids = ",".join(f'"{run.info.run_id}"' for run in found)
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page = browser.new_page(viewport={"width": 1800, "height": 1000})
     page.goto(f'{uri}/#/compare-runs?runs=[{ids}]&experiments=["{experiment}"]')
     for run in found:
         expect(page.get_by_text(run.info.run_name).first).to_be_visible(timeout=30_000)
     expect(page.get_by_text("optimizer.learning_rate").first).to_be_visible(timeout=30_000)
     expect(page.locator(".js-plotly-plot").first).to_be_visible(timeout=30_000)
     picture(page, "mlflow-compare.png")
-    page.goto(f"{uri}/#/experiments/{experiment}/runs/{found[0].info.run_id}/model-metrics")
-    page.get_by_placeholder("Search metric charts").fill("loss")
-    expect(page.locator("svg.main-svg").first).to_be_visible(timeout=30_000)
-    picture(page, "mlflow-run.png")
+    query = f'runs=[{ids}]&metric="val_loss"&experiments=["{experiment}"]&plot_metric_keys=["val_loss"]'
+    page.goto(f"{uri}/#/metric?{query}")
+    for run in found:
+        expect(page.get_by_text(f"{run.info.run_name} (val_loss)").first).to_be_visible(timeout=60_000)
+    assert page.locator(".scatterlayer .trace").count() >= 2
+    picture(page, "mlflow-curves.png")
