@@ -12,6 +12,7 @@ from lm.report import make_console
 from lm.run import RunFailed
 from lm.start import import_tensorflow
 
+DATA_MEGABYTES, LOADER_MEGABYTES, CHECKPOINT_MEGABYTES, IDS = 200, 1000, 1000, 32768  # what the baseline is of
 SHAPE = ["dataset.vocabulary_size=8192", "train.global_batch_sequences=8"]  # of the step against PyTorch's
 
 
@@ -40,13 +41,13 @@ def add_bench(commands: Any) -> None:
     plan.set_defaults(work=_plan)
 
     data = what.add_parser("data", help="lm prepare against a pipeline of Hugging Face's tokenizers")
-    data.add_argument("--megabytes", type=positive, default=200, help="of text, found on this machine (%(default)s)")
-    data.add_argument("--vocabulary-size", type=positive, default=32768, help="ids (%(default)s)")
+    data.add_argument("--megabytes", type=positive, default=DATA_MEGABYTES, help="of text, found on this machine (%(default)s)")
+    data.add_argument("--vocabulary-size", type=positive, default=IDS, help="ids (%(default)s)")
     data.add_argument("--rounds", type=positive, default=1, help="of which the median counts (%(default)s)")
     data.set_defaults(work=_data)
 
     loader = what.add_parser("loader", help="feeding against training's appetite and the page cache")
-    loader.add_argument("--megabytes", type=positive, default=1000, help="of tokens (%(default)s)")
+    loader.add_argument("--megabytes", type=positive, default=LOADER_MEGABYTES, help="of tokens (%(default)s)")
     loader.add_argument("--seconds", type=positive, default=5, help="of each measurement (%(default)s)")
     loader.set_defaults(work=_loader)
 
@@ -56,7 +57,7 @@ def add_bench(commands: Any) -> None:
     pipeline.set_defaults(work=_pipeline)
 
     checkpoint = what.add_parser("checkpoint", help="saving and restoring against the disk's own speed")
-    checkpoint.add_argument("--megabytes", type=positive, default=1000, help="of weights (%(default)s)")
+    checkpoint.add_argument("--megabytes", type=positive, default=CHECKPOINT_MEGABYTES, help="of weights (%(default)s)")
     checkpoint.add_argument("--rounds", type=positive, default=5, help="of which the median counts (%(default)s)")
     checkpoint.add_argument("--folder", type=Path, default=OUTPUT, help="on the disk in question (%(default)s)")
     checkpoint.set_defaults(work=_checkpoint)
@@ -119,7 +120,8 @@ def _data(options: argparse.Namespace) -> int:
     found = bench_data(options.megabytes, options.vocabulary_size, options.rounds, make_console())
     rates = found["megabytes_per_second"]
     ratio = rates["lm prepare"] / rates["pool of Hugging Face encoders"]
-    return _report("data", found, {"preparing, against a pool of Hugging Face encoders": ratio})
+    usual = (options.megabytes, options.vocabulary_size) == (DATA_MEGABYTES, IDS)
+    return _report("data", found, {"preparing, against a pool of Hugging Face encoders": ratio}, compared=usual)
 
 
 def _loader(options: argparse.Namespace) -> int:
@@ -127,7 +129,7 @@ def _loader(options: argparse.Namespace) -> int:
     from lm.bench.loader import bench_loader
 
     found = bench_loader(options.megabytes, options.seconds, make_console())
-    return _report("loader", found, _loader_ratios(found))
+    return _report("loader", found, _loader_ratios(found), compared=options.megabytes == LOADER_MEGABYTES)
 
 
 def _loader_ratios(found: Dict[str, float]) -> Dict[str, float]:
@@ -147,7 +149,7 @@ def _checkpoint(options: argparse.Namespace) -> int:
     from lm.bench.checkpoint import bench_checkpoint
 
     found = bench_checkpoint(options.megabytes, options.rounds, options.folder, make_console())
-    return _report("checkpoint", found, found["ratios"])
+    return _report("checkpoint", found, found["ratios"], compared=options.megabytes == CHECKPOINT_MEGABYTES)
 
 
 def _quick(options: argparse.Namespace) -> int:
