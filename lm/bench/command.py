@@ -41,7 +41,7 @@ def add_bench(commands: Any) -> None:
     plan.set_defaults(work=_plan)
 
     data = what.add_parser("data", help="lm prepare against a pipeline of Hugging Face's tokenizers")
-    data.add_argument("--megabytes", type=positive, default=DATA_MEGABYTES, help="of text, found on this machine (%(default)s)")
+    data.add_argument("--megabytes", type=positive, default=DATA_MEGABYTES, help="of text found here (%(default)s)")
     data.add_argument("--vocabulary-size", type=positive, default=IDS, help="ids (%(default)s)")
     data.add_argument("--rounds", type=positive, default=1, help="of which the median counts (%(default)s)")
     data.set_defaults(work=_data)
