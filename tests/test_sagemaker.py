@@ -23,6 +23,7 @@ from lm.run import RunFailed
 from lm.sagemaker import finish
 from lm.sagemaker.follow import Follower
 from lm.sagemaker.launch import run_job
+from lm.sweep.ledger import Ledger
 
 pytestmark = pytest.mark.processes
 QUICK = {"poll_seconds": 0.2, "retry_seconds": 0.05}
@@ -215,10 +216,15 @@ def test_a_sweep_has_so_many_jobs_at_once_and_is_checked_before_the_first(servic
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list(Path("outputs/sweep").glob("tiny-*/summary.json"))) == 2
     assert "job 1: step 20/20  loss" in done.stdout
+    (ledger,) = Path("outputs/sweep").glob("sweep-*/ledger.json")
+    assert [job.status for job in Ledger(ledger.parent).all()] == ["done", "done"]
+    again = train_py("-m", *job, *points)
+    assert again.stdout.count("is done already") == 2
+    assert len(service.processes) == 2
     refused = train_py("-m", *job, "cluster.warm_pool_seconds=600,7200", "cluster.dry_run=true")
     assert refused.returncode == 1
     assert "cluster.warm_pool_seconds=7200 is above SageMaker's 3600" in refused.stderr
-    assert "1 of 2 jobs did not finish:\n  job 1 refused (status 2)" in refused.stderr
+    assert "job 1 failed (configuration)" in refused.stderr
 
 
 def test_a_job_that_was_killed_outright_goes_on_from_the_last_whole_checkpoint(

@@ -107,7 +107,7 @@ def test_a_sweep_makes_a_request_a_point() -> None:
 
 def test_the_launcher_wants_a_cluster_of_its_own() -> None:
     done = train_py("-m", "hydra/launcher=sagemaker", "run.seed=1,2")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "hydra/launcher=sagemaker with cluster=local, which names no machines" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -119,7 +119,7 @@ def test_detach_is_an_option_of_the_command() -> None:
 
 def test_no_limit_of_the_api_is_passed() -> None:
     """S01: the configuration is a file, so however long it is the request is not; what is a user's own is checked."""
-    long = request(*JOBS["smp"], f"dataset.source='{'x' * 5000}'", "dataset=pile")
+    long = request(*JOBS["smp"], f"dataset.source='{'x' * 5000}'", "dataset=pile", "parallel.partitions=4")
     assert len(long["HyperParameters"]) < 20
     assert max(map(len, long["HyperParameters"].values())) < 2500
     for variable, said in (

@@ -129,7 +129,7 @@ class Sweep:
             log.parent.mkdir(exist_ok=True)
             write_whole(log, f"{point.refusal}\n")
             self.ledger.end(job, "failed", failure_of(str(point.refusal), ""))
-            self.console.print(f"job {job.number} {job.shown}\n{point.refusal}", markup=False)
+            print(f"job {job.number}: {job.shown}\n{point.refusal}", file=sys.stderr)
             return job
         return self.ledger.add(run_name(point.config), point.overrides, str(run_folder(point.config).path))
 
