@@ -103,6 +103,6 @@ def load(config: Config) -> Strategy:
 
     Raises ModuleNotFoundError where the backend is not installed.
     """
-    use_xla(config.train.xla)
     module, _, attribute = STRATEGIES[config.parallel.name].partition(":")
+    use_xla(config.train.xla)
     return getattr(importlib.import_module(module), attribute)(config)
