@@ -25,7 +25,7 @@ METRICS = (
 )
 ON_A_TERMINAL = ("val_loss", "val_bits_per_byte", "tokens_per_second", "usd")
 HIGHER_IS_BETTER = ("tokens", "tokens_per_second", "mfu", "goodput", "tokens_per_usd")
-OF_THE_PLACE = ("run.directory", "run.resume", "tracking.uri")
+OF_THE_PLACE = ("run.directory", "run.resume", "tracking.uri", "sweep.")  # and of the command
 log = logging.getLogger("lm")
 
 
@@ -59,7 +59,7 @@ def read_runs(folders: Sequence[Path]) -> List[Run]:
 
 def differing(runs: Sequence[Run]) -> List[str]:
     """The settings that not all runs have alike, by their dotted names; not where a run is."""
-    names = {name: None for run in runs for name in run.settings if name not in OF_THE_PLACE}
+    names = {name: None for run in runs for name in run.settings if not name.startswith(OF_THE_PLACE)}
     return [name for name in names if len({repr(run.settings.get(name)) for run in runs}) > 1]
 
 

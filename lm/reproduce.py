@@ -51,6 +51,8 @@ def _settings(wanted: Dict[str, Any], given: Dict[str, Any]) -> List[str]:
     """An override for each setting that differs, those of the place left out."""
     found = []
     for section, settings in wanted.items():
+        if section == "sweep":  # of the command that the run was a job of
+            continue
         for key, value in settings.items():
             name = f"{section}.{key}"
             if name not in OF_THE_PLACE and value != given[section].get(key):

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Dict
 
-from hydra_plugins.lm_launchers._local import end_marked, python_path
+import psutil
+from hydra_plugins.lm_launchers._local import GRACE_SECONDS, end_marked, python_path
 from hydra_plugins.lm_launchers._sweep import Outcome
 
 from lm.config import to_yaml
@@ -29,7 +30,7 @@ class Here:
 
     def __init__(self, at_once: int, folder: Path) -> None:
         self.at_once, self.mark = at_once, str(folder.resolve())
-        end_marked(SWEEP, self.mark)
+        psutil.wait_procs(end_marked(SWEEP, self.mark), timeout=GRACE_SECONDS)
         self.children: Dict[str, subprocess.Popen[bytes]] = {}  # by the jobs' keys
         self.received = 0
 

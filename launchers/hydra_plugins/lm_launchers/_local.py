@@ -161,13 +161,13 @@ def _signal_workers(launch_id: str, number: int) -> int:
     return count
 
 
-def end_marked(variable: str, value: str) -> None:
-    """Kills whatever carries a mark in its environment, and waits until it is gone."""
+def end_marked(variable: str, value: str) -> List[psutil.Process]:
+    """Kills whatever carries a mark in its environment; returns it, as some of it may be ending still."""
     found = _marked(variable, value)
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(found, timeout=GRACE_SECONDS)
+    return found
 
 
 def _marked(variable: str, value: str) -> List[psutil.Process]:

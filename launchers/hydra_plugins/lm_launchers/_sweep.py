@@ -86,7 +86,7 @@ class Sweep:
         jobs = [self._enter(point) for point in points]
         queue: Deque[int] = deque()
         for at, (job, point) in enumerate(zip(jobs, points)):
-            if job not in jobs[:at] and point.config is not None and self._is_due(job):
+            if job not in jobs[:at] and point.config is not None and self._is_due(job, point.config):
                 queue.append(at)
         earlier = {number: signal.signal(number, self._on_signal(work)) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -133,9 +133,11 @@ class Sweep:
             return job
         return self.ledger.add(run_name(point.config), point.overrides, str(run_folder(point.config).path))
 
-    def _is_due(self, job: Job) -> bool:
+    def _is_due(self, job: Job, config: Config) -> bool:
         """Whether there is something to do: not where it is done, or failed in a way that is not tried again."""
-        if job.status in ("done", "pruned"):
+        if config.run.resume == "never":
+            return True
+        if job.status in ("done", "pruned") and run_folder(config).summary.exists():
             self.console.print(f"job {job.number} is {job.status} already: {job.shown}", markup=False)
             return False
         if job.status == "failed" and job.kind != "configuration" and not self.settings.retry.get(job.kind or "", 0):
@@ -158,7 +160,7 @@ class Sweep:
                     job, config = jobs[at], points[at].config
                     assert config is not None
                     slots[at] = next(slot for slot in range(work.at_once) if slot not in slots.values())
-                    if job.tries:  # it goes on, and is no new beginning
+                    if self.tries[job.key]:  # it goes on, and is no new beginning
                         config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume="auto"))
                     self.tries[job.key] += 1
                     self.ledger.start(job)
