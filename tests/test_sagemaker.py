@@ -120,6 +120,23 @@ def test_a_stopped_job_goes_on_from_its_checkpoint(
     assert [line["loss"] for line in there] == [line["loss"] for line in whole]
 
 
+def test_a_trial_is_ended_early_by_its_run(service: Service, job: list[str]) -> None:
+    """What Optuna's pruning does: the job that trains a configuration saves and stops; where there is none, nothing."""
+    from lm.sagemaker.jobs import stop_run
+
+    long = [*job, "train.steps=400", "checkpoint.every_steps=400", "train.eval_every_steps=400"]
+    stop_run(compose(long))
+
+    def stop_after_some_steps() -> None:
+        while not list(service.folder.glob("*/checkpoints/metrics.jsonl")):
+            time.sleep(0.02)
+        stop_run(compose(long))
+
+    threading.Thread(target=stop_after_some_steps).start()
+    assert submit(long) == 143
+    assert json.loads((only_run() / "summary.json").read_text())["status"] == "stopped"
+
+
 def test_a_failed_job_tells_its_class_and_its_first_traceback(
     service: Service, job: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

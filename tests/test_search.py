@@ -63,6 +63,13 @@ def test_what_cannot_be_searched_is_refused(small: List[str]) -> None:
     assert not list(Path("outputs").rglob("ledger.json"))
 
 
+def test_the_shipped_search_composes() -> None:
+    done = train_py("-m", "experiment=tiny_search", "--cfg", "all")
+    assert done.returncode == 0, done.stderr
+    assert "optimizer.learning_rate: tag(log,interval(3e-4,3e-2))" in done.stdout
+    assert "_target_: optuna.samplers.TPESampler" in done.stdout
+
+
 @pytest.mark.processes
 def test_a_search_that_is_killed_goes_on_and_ends_bad_trials_early(small: List[str]) -> None:
     """Four trials in all, each with a run of its own and no step twice; the ledger and the study agree."""
