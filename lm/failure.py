@@ -43,7 +43,7 @@ CLASSES: List[Tuple[str, str, str]] = [
     (
         "data",
         r"DatasetError|[Dd]ata ?[Dd]ownload|No S3 objects found|NoSuchKey|manifest\.json|no prepared dataset"
-        r"|[Uu]nable to mount|[Ff]ailed to mount",
+        r"|[Uu]nable to mount|[Ff]ailed to mount|Prepare the set again|ends at token|is damaged",
         "lm verify tells what a prepared set lacks; docs/sagemaker.md how it reaches a job",
     ),
     ("service", r"InternalServerError", "the same command again; a very large checkpoint can be the reason"),

@@ -11,7 +11,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 ALONE = "outputs/.hydra"  # where Hydra's own file of a launched job goes that is no sweep
-OF_THE_COMMAND = ("sweep.", "run.resume=")  # how a sweep is gone through, and not which one it is
+# How a sweep is gone through, and not which one it is.
+OF_THE_COMMAND = ("sweep.retry", "sweep.alike=", "sweep.jobs_at_once=", "run.resume=")
 
 
 def swept_keys(overrides: Sequence[str], params: Mapping[str, Any]) -> Set[str]:

@@ -89,6 +89,7 @@ def _sweep_status(options: argparse.Namespace) -> int:
 def _sweep_resume(options: argparse.Namespace) -> int:
     ledger = _ledger(options.folder)
     words = [sys.executable, str(Path(__file__).resolve().parents[1] / "train.py"), *ledger.command]
+    words += ["run.resume=auto"] if "run.resume=never" in words else []
     os.chdir(ledger.typed_in)
     sys.stdout.flush()
     os.execv(words[0], words)

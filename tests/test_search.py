@@ -54,6 +54,7 @@ def test_what_cannot_be_searched_is_refused(small: List[str]) -> None:
         ([], "hydra/sweeper=optuna has no setting to search over"),
         (["optimizer.learning_rate=interval(1e-2,1e-3)"], "optimizer.learning_rate=interval(1e-2,1e-3)"),
         (["optimizer.learning_rats=interval(1e-3,1e-2)"], "did you mean optimizer.learning_rate?"),
+        (["optimizer.learning_rate=choice(1e-3,2e-3)", "cluster=g5x1", "cluster.dry_run=true"], "cluster.dry_run=true"),
         (["+hydra.sweeper.params={optimizer.rate: 'interval(1e-3,1e-2)'}"], "optimizer.rate"),
     ):
         done = train_py("-m", *SEARCH, *small, *words)
@@ -105,6 +106,21 @@ def test_a_search_that_is_killed_goes_on_and_ends_bad_trials_early(small: List[s
     assert again.returncode == 0
     assert "starts" not in again.stdout
     assert "best of" in again.stdout
+
+
+@pytest.mark.processes
+def test_a_search_that_its_first_jobs_halt_ends_and_a_refused_trial_counts_as_failed(small: List[str]) -> None:
+    Path("outputs").mkdir()
+    Path("outputs/none").write_text("a file where the prepared set's folder should be")
+    words = ["-m", *SEARCH, *small, "dataset.output=outputs/none", "sweep.alike=2"]
+    done = train_py(*words, "optimizer.learning_rate=interval(1e-3,2e-3)")
+    assert done.returncode == 1
+    assert "the first 2 jobs failed alike" in done.stdout
+    words = ["-m", *SEARCH, *small, "run.experiment=heads", "model.heads=choice(2,3)", "hydra.sweeper.trials=4"]
+    done = train_py(*words, "train.steps=2", "schedule.warmup_steps=0")
+    assert done.returncode == 1
+    states = {trial.params["model.heads"]: trial.state for trial in study_of("heads").trials}
+    assert states == {"2": TrialState.COMPLETE, "3": TrialState.FAIL}
 
 
 @pytest.mark.processes

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Dict, List, Optional
 
 from lm.failure import Failure
-from lm.run import RunFailed, write_whole
+from lm.run import RunFailed, RunFolder, write_whole
 
 LEDGER = "ledger.json"
 ENDED = ("done", "pruned", "failed")
@@ -101,9 +101,16 @@ class Ledger:
         """The job of this key, pending where it is new."""
         with self._writing:
             if key not in self.jobs:
-                self.jobs[key] = Job(len(self.jobs), key, overrides, folder)
+                number = max((job.number for job in self.jobs.values()), default=-1) + 1
+                self.jobs[key] = Job(number, key, overrides, folder)
                 self._write()
             return self.jobs[key]
+
+    def drop(self, key: str) -> None:
+        """Forgets a job that is not one any more."""
+        with self._writing:
+            if self.jobs.pop(key, None) is not None:
+                self._write()
 
     def start(self, job: Job) -> None:
         with self._writing:
@@ -125,6 +132,10 @@ class Ledger:
     def log_of(self, job: Job) -> Path:
         """What the job's processes said, of every try."""
         return self.folder / "logs" / f"{job.number}.txt"
+
+    def run_of(self, job: Job) -> Optional[RunFolder]:
+        """The job's run folder, from wherever this is asked; None where it has none."""
+        return RunFolder(Path(self.typed_in) / job.folder) if job.folder else None
 
     def as_dict(self) -> Dict[str, Any]:
         jobs = {job.key: {name: value for name, value in asdict(job).items() if name != "key"} for job in self.all()}

@@ -51,8 +51,10 @@ def run_folders(folder: Path) -> List[Path]:
     """The run folders of a sweep's jobs that there are; of any other folder, itself."""
     if not (folder / LEDGER).exists():
         return [folder]
-    known = (Path(job.folder) for job in Ledger(folder).all() if job.folder)
-    return [run for run in known if (run / "config.yaml").exists()]
+    ledger = Ledger(folder)
+    known = [Path(job.folder) for job in ledger.all() if job.folder]
+    there = [path if path.exists() else Path(ledger.typed_in) / path for path in known]  # as it was typed, if it can be
+    return [path for path in there if (path / "config.yaml").exists()]
 
 
 def write_page(ledger: Ledger) -> Optional[Path]:

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from lm.run import RunFailed, RunFolder
+from lm.run import RunFailed
 from lm.sweep.ledger import LEDGER, Job, Ledger
 from lm.sweep.table import PAGE, best_job
 from lm.tracking.names import VALUE_CHARACTERS, legal_names
-from lm.tracking.run import STATUS
+from lm.tracking.run import STATUS, replay
 from lm.tracking.sender import Sender
 
 MEMORY = "mlflow.json"
@@ -29,6 +29,7 @@ class SweepTracker(Sender):
         self.ledger = ledger
         self.state.setdefault("experiment", experiment)
         self.state.setdefault("sent", {})  # what was sent of each job, by its key
+        self.state.setdefault("made", {})  # runs that were made here, for jobs that had none
         self.begun = False
         self.remember()  # where to, for a replay after a sweep that no server heard of
 
@@ -80,8 +81,12 @@ class SweepTracker(Sender):
         if self.state["sent"].get(job.key) == told:
             return
         tags = {PARENT: self.state["run_id"], "lm.sweep.job": str(job.number), "lm.sweep.overrides": job.shown}
+        failure = {"lm.failure": job.kind or "", "lm.reason": job.reason}
         if job.status == "failed":
-            tags.update({"lm.failure": job.kind or "", "lm.reason": job.reason})
+            tags.update(failure)
+        elif self.state["sent"].get(job.key, ["", ""])[1:2] == ["failed"]:  # it was tried again
+            for name in failure:
+                self.client.delete_tag(found, name)
         for name, value in tags.items():
             self.client.set_tag(found, name, value[:VALUE_CHARACTERS])
         if job.status == "failed":
@@ -96,19 +101,23 @@ class SweepTracker(Sender):
 
     def _child(self, job: Job) -> Optional[str]:
         """The id of a job's run; made here for one that failed without."""
-        own = RunFolder(Path(job.folder)).tracking if job.folder else None
-        if own is not None and own.exists():
-            stored: Dict[str, Any] = json.loads(own.read_text())
+        run = self.ledger.run_of(job)
+        if run is not None and run.tracking.exists():
+            stored: Dict[str, Any] = json.loads(run.tracking.read_text())
             if stored["uri"] == self.uri and stored["run_id"]:
+                stand_in = self.state["made"].pop(job.key, None)
+                if stand_in is not None:  # of a try that came to nothing
+                    self.client.delete_run(stand_in)
+                    self.state["sent"].pop(job.key, None)
+                    self.remember()
                 return stored["run_id"]
-        earlier = self.state["sent"].get(job.key)
-        if earlier is not None:
-            return earlier[0]
+        if job.key in self.state["made"]:
+            return self.state["made"][job.key]
         if job.status != "failed":
             return None
         tags = {"mlflow.runName": f"job {job.number}, {job.kind}", PARENT: self.state["run_id"]}
         made = self.client.create_run(self.experiment_id(), tags=tags).info.run_id
-        self.state["sent"][job.key] = [made]  # before anything else, so that it is made once
+        self.state["made"][job.key] = made  # before anything else, so that it is made once
         self.remember()
         pairs = [override.partition("=") for override in job.overrides]
         names = legal_names([key.lstrip("+~") for key, _, _ in pairs])
@@ -118,7 +127,7 @@ class SweepTracker(Sender):
 
 
 def replay_sweep(folder: Path) -> str:
-    """Sends a sweep's parent run and its failed jobs to the MLflow that it was begun with. Returns what was done.
+    """Sends a sweep, its parent run and each job's, to the MLflow that it was begun with. Returns what was done.
 
     Raises RunFailed where the server does not take them, or the sweep had none.
     """
@@ -126,9 +135,13 @@ def replay_sweep(folder: Path) -> str:
     if not memory.exists():
         raise RunFailed(f"{folder} has no {MEMORY}: it was run with tracking.uri=null")
     stored, ledger = json.loads(memory.read_text()), Ledger(folder)
-    tracker = SweepTracker(stored["uri"], stored["experiment"], ledger)
     if ledger.is_at_work():
         raise RunFailed(f"{folder / LEDGER} is being written by a process that sends it to MLflow itself")
+    for job in ledger.all():
+        run = ledger.run_of(job)
+        if run is not None and run.metrics.exists():
+            replay(run.path)
+    tracker = SweepTracker(stored["uri"], stored["experiment"], ledger)
     try:
         tracker.sync()
         tracker.end("finished" if ledger.count("done", "pruned") == len(ledger.jobs) else "failed")

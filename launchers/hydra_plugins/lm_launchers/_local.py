@@ -40,7 +40,7 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
             sys.exit(status)
         return []
     points = _points.points_of(launcher, job_overrides, lambda config: None)
-    first = _points.first_config(points)
+    first = _points.first_config(launcher, points)
     sweep = _sweep.sweep_in(_points.folder_of(launcher), first)
     launcher.jobs = sweep.run(points, _here.Here(first.sweep.jobs_at_once, sweep.ledger.folder), launcher.judge)
     return _points.returns_of(job_overrides, launcher.jobs)

@@ -27,8 +27,9 @@ def search(sweeper: Any, arguments: List[str]) -> None:
     """Runs trials until the study has sweeper.trials that ended, however they did.
 
     Trials that a kill left running are gone on with first: the same point is the same run folder, and its checkpoint.
-    Raises ConfigError for a search space that makes no sense.
+    Raises ConfigError for a search space that makes no sense, and for jobs whose end nobody here waits for.
     """
+    _refuse_unobserved(sweeper)
     words = [*(f"{key}={value}" for key, value in sweeper.params.items()), *arguments]
     fixed, space = _space(sweeper, words)
     folder = Path(sweeper.config.hydra.sweep.dir)
@@ -51,17 +52,33 @@ def search(sweeper: Any, arguments: List[str]) -> None:
         if room <= 0:
             break
         trials = [Trial(study, known[number]._trial_id) for number in interrupted[: min(room, at_once)]]
+        for trial in trials:
+            for name, distribution in space.items():
+                trial._suggest(name, distribution)  # as `ask` does: what is stored already stays as it is
         while len(trials) < min(room, at_once):
             trials.append(study.ask(space))
         _run(sweeper.launcher, study, trials, fixed, len(known) - len(interrupted))
+        if any(job.status == "pending" for job in sweeper.launcher.jobs):  # the sweep has ended itself (sweep.alike)
+            break
     ended = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     if ended:
         chosen = " ".join(f"{key}={_typed(value)}" for key, value in study.best_params.items())
         print(f"best of {len(ended)} finished trials: {objective} {study.best_value:.5g} with {chosen}")
 
 
+def _refuse_unobserved(sweeper: Any) -> None:
+    if not hasattr(sweeper.launcher, "judge"):
+        text = "hydra/sweeper=optuna wants to see its jobs end, and this cluster's launcher is not ours"
+        raise ConfigError([Problem(("hydra.sweeper",), text, "cluster=local, or one of SageMaker's")])
+    for setting in ("dry_run", "detach"):
+        if sweeper.config.cluster.get(setting):
+            text = f"hydra/sweeper=optuna waits for what its jobs reach, and cluster.{setting}=true does not"
+            raise ConfigError([Problem((f"cluster.{setting}",), text, f"cluster.{setting}=false")])
+
+
 def _run(launcher: Any, study: optuna.Study, trials: Sequence[Trial], fixed: List[str], first_index: int) -> None:
     """One batch, and its results into the study."""
+
     def judge(at: int, step: int, value: float) -> bool:
         trial = trials[at]
         reported = study.trials[trial.number].intermediate_values
@@ -99,6 +116,8 @@ def _space(sweeper: Any, words: Sequence[str]) -> Tuple[List[str], Dict[str, Bas
         key = text.partition("=")[0]
         try:
             override = parser.parse_override(text)
+            fixed = [word for word in fixed if word.partition("=")[0] != key]  # a later word counts
+            space.pop(key, None)
             if not override.is_sweep_override():
                 fixed.append(text)
                 continue
@@ -106,7 +125,7 @@ def _space(sweeper: Any, words: Sequence[str]) -> Tuple[List[str], Dict[str, Bas
         except (HydraException, ValueError) as error:
             problems.append(Problem((key,), f"{text}: {str(error).splitlines()[0]}", f"{key}=interval(1e-4,1e-2)"))
             continue
-        found = space[key]
+    for key, found in space.items():
         first = found.choices[0] if isinstance(found, CategoricalDistribution) else found.low  # type: ignore[attr-defined]
         firsts.append(f"{key}={_typed(first)}")
     for text in firsts:

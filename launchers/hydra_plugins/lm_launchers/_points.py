@@ -9,10 +9,10 @@ from typing import Any, Callable, List, Sequence, TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra_plugins.lm_launchers._sweep import Point
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from lm.config import load
-from lm.job import REFUSED, status_of
+from lm.job import status_of
 from lm.points import swept_keys
 from lm.refusal import ConfigError, Problem
 from lm.schema import Config
@@ -44,19 +44,23 @@ def folder_of(launcher: Any) -> Path:
 def points_of(launcher: Any, job_overrides: Sequence[Sequence[str]], check: Callable[[Config], None]) -> List[Point]:
     """Every job composed, typed and checked, before the first is started. check: raises ConfigError for more.
 
-    Ends the process where all of them are refused: there is nothing to do, and nothing to remember.
+    Raises ConfigError where all of a sweep's points are refused: there is nothing to do, and nothing to remember.
     """
     points = [_point(launcher, overrides, index, check) for index, overrides in enumerate(job_overrides)]
-    if not any(point.config for point in points):
+    others_may_come = launcher.judge is not None or launcher.config.hydra.sweeper.get("max_batch_size") is not None
+    if not any(point.config for point in points) and not others_may_come:
         problems = [problem for point in points if point.refusal for problem in point.refusal.problems]
-        print(ConfigError(dict.fromkeys(problems)), file=sys.stderr)
-        sys.exit(REFUSED)
+        raise ConfigError(dict.fromkeys(problems))
     return points
 
 
-def first_config(points: Sequence[Point]) -> Config:
-    """Of the first point that is not refused; what is said of the sweep itself is the same in each."""
-    return next(point.config for point in points if point.config is not None)
+def first_config(launcher: Any, points: Sequence[Point]) -> Config:
+    """Of the first point that is not refused, else of the command without what is swept: the sweep's own settings.
+
+    Raises ConfigError where that is refused too.
+    """
+    found = next((point.config for point in points if point.config is not None), None)
+    return found or load(compose_job(launcher, [], 0))
 
 
 def or_exit(work: Callable[[], T]) -> T:
@@ -90,7 +94,6 @@ def _point(launcher: Any, overrides: Sequence[str], index: int, check: Callable[
     keys = _swept(launcher)
     chosen = [text for text in overrides if text.partition("=")[0] in keys]
     composed = compose_job(launcher, overrides, index)
-    settings = OmegaConf.to_yaml(composed)
     try:
         config = load(composed)
         if config.run.directory is not None:
@@ -98,8 +101,8 @@ def _point(launcher: Any, overrides: Sequence[str], index: int, check: Callable[
             raise ConfigError([Problem(("run.directory",), text, "run.experiment=NAME keeps a sweep's runs together")])
         check(config)
     except ConfigError as error:
-        return Point(chosen, settings, None, error)
-    return Point(chosen, settings, config)
+        return Point(chosen, None, error)
+    return Point(chosen, config)
 
 
 def _swept(launcher: Any) -> List[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from lm.catalog.checks import refuse_unworkable
 from lm.config import load
 from lm.failure import JobFailed, classify
 from lm.refusal import ConfigError, Problem
+from lm.run import run_folder
 from lm.sagemaker.jobs import stop_run
 from lm.sagemaker.launch import run_job
 from lm.schema import Config, SageMaker
@@ -40,12 +42,18 @@ def launch(launcher: Any, job_overrides: Sequence[Sequence[str]], first_index: i
             sys.exit(status)
         return []
     points = _points.points_of(launcher, job_overrides, _check)
-    first = _points.first_config(points)
+    first = _points.first_config(launcher, points)
     dry = first.cluster.dry_run  # nothing is done, and nothing to remember
-    folder = Path(tempfile.mkdtemp()) if dry else _points.folder_of(launcher)
+    folder = _aside() if dry else _points.folder_of(launcher)
     sweep = sweep_in(folder, first, tracked=not dry)
     launcher.jobs = sweep.run(points, There(first.cluster.max_parallel_jobs), launcher.judge)
     return _points.returns_of(job_overrides, launcher.jobs)
+
+
+@functools.cache
+def _aside() -> Path:
+    """This process's folder for what is not to be remembered."""
+    return Path(tempfile.mkdtemp())
 
 
 class There:
@@ -71,7 +79,8 @@ class There:
         failure = said[0].failure if said and isinstance(said[0], JobFailed) else None
         if said and failure is None:
             failure = classify("", str(said[0]))
-        goes_on = status == 0 and config.cluster.detach
+        finished = run_folder(config).read_summary().get("status") == "finished"
+        goes_on = status == 0 and config.cluster.detach and not finished
         return Outcome(None if goes_on else status, failure)
 
     def end_early(self, job: Job, config: Config) -> None:

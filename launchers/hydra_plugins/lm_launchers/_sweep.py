@@ -10,15 +10,16 @@ import traceback
 from collections import Counter, deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set
 
 from lm.failure import Failure, classify, failure_of
 from lm.job import FAILED
-from lm.refusal import ConfigError
+from lm.refusal import ConfigError, Problem
 from lm.report import SweepDisplay, make_console
 from lm.run import RunFolder, run_folder, run_name, write_whole
 from lm.schema import Config
 from lm.sweep.ledger import Job, Ledger
+from lm.sweep.measured import Measured
 from lm.sweep.table import in_words, sweep_table, write_page
 from lm.sweep.tracking import SweepTracker
 
@@ -30,13 +31,20 @@ Judge = Callable[[int, int, float], bool]  # number in the batch, step, objectiv
 class Point(NamedTuple):
     """A job as Hydra asks for it. config: None where it is refused.
 
-    overrides: those that the sweep chose. settings: what was composed, as text.
+    overrides: those that the sweep chose.
     """
 
     overrides: List[str]
-    settings: str
     config: Optional[Config]
-    refusal: Optional[ConfigError] = None
+    refusal: ConfigError = ConfigError([])
+
+    @property
+    def shown(self) -> str:
+        return " ".join(self.overrides)
+
+    @property
+    def refused_key(self) -> str:
+        return f"refused-{hashlib.sha256(self.shown.encode()).hexdigest()[:8]}"
 
 
 class Outcome(NamedTuple):
@@ -70,10 +78,11 @@ class Sweep:
         self.tracker: Optional[SweepTracker] = None
         self.tries: Counter[str] = Counter()  # of this command
         self.early: List[str] = []  # how the first jobs of this command failed
-        self.succeeded = False
+        self.elsewhere = 0  # jobs that go on without us
         self.halted = ""
         self.signal = 0
         left = ledger.begin(sys.argv[1:], config.sweep.objective)
+        self.succeeded = ledger.count("done", "pruned") > 0
         before = f": {in_words(ledger)}" if ledger.jobs else ""
         again = f"; {left} were interrupted and go on" if left else ""
         self.console.print(f"sweep {ledger.folder}{before}{again}", markup=False)
@@ -86,7 +95,7 @@ class Sweep:
         jobs = [self._enter(point) for point in points]
         queue: Deque[int] = deque()
         for at, (job, point) in enumerate(zip(jobs, points)):
-            if job not in jobs[:at] and point.config is not None and self._is_due(job, point.config):
+            if job.folder and job not in jobs[:at] and point.config is not None and self._is_due(job, point.config):
                 queue.append(at)
         earlier = {number: signal.signal(number, self._on_signal(work)) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -101,10 +110,11 @@ class Sweep:
 
     def close(self) -> int:
         """The closing table, the page, MLflow's last word. Returns the exit status: 1 where a job did not finish."""
-        unfinished = self.ledger.count("failed", "pending")
+        unfinished = self.ledger.count("failed", "pending") - self.elsewhere
         page = write_page(self.ledger)
         if self.tracker is not None:
-            self.tracker.close("stopped" if self.signal else "failed" if unfinished else "finished")
+            status = "stopped" if self.signal else "failed" if unfinished else "finished"
+            self.tracker.close(None if self.elsewhere else status)
         self.console.print(sweep_table(self.ledger))
         if self.halted:
             self.console.print(self.halted, markup=False)
@@ -114,6 +124,8 @@ class Sweep:
         if unfinished:
             total, folder = len(self.ledger.jobs), self.ledger.folder
             print(f"{unfinished} of {total} jobs did not finish; lm sweep resume {folder}", file=sys.stderr)
+        if self.elsewhere:
+            self.console.print(f"{self.elsewhere} jobs go on: lm jobs lists them, the same command brings them home")
         if page is not None:
             self.console.print(f"{page}: the runs side by side", markup=False)
         return FAILED if unfinished else 0
@@ -123,15 +135,24 @@ class Sweep:
     def _enter(self, point: Point) -> Job:
         """The point's job in the ledger; a refused one has failed with that."""
         if point.config is None:
-            key = f"refused-{hashlib.sha256(point.settings.encode()).hexdigest()[:8]}"
-            job = self.ledger.add(key, point.overrides, None)
-            log = self.ledger.log_of(job)
-            log.parent.mkdir(exist_ok=True)
-            write_whole(log, f"{point.refusal}\n")
-            self.ledger.end(job, "failed", failure_of(str(point.refusal), ""))
-            print(f"job {job.number}: {job.shown}\n{point.refusal}", file=sys.stderr)
-            return job
-        return self.ledger.add(run_name(point.config), point.overrides, str(run_folder(point.config).path))
+            return self._refuse(point, point.refusal)
+        name = run_name(point.config)
+        known = self.ledger.jobs.get(name)
+        if known is not None and known.overrides != point.overrides:
+            text = f"{point.shown} learns just what job {known.number} does ({known.shown}), in the same run folder"
+            fix = "a run.name for each, say run.name='b${train.microbatch_sequences}'"
+            return self._refuse(point, ConfigError([Problem(("run.name",), text, fix)]))
+        self.ledger.drop(point.refused_key)  # by a command that came before
+        return self.ledger.add(name, point.overrides, str(run_folder(point.config).path))
+
+    def _refuse(self, point: Point, refusal: ConfigError) -> Job:
+        job = self.ledger.add(point.refused_key, point.overrides, None)
+        log = self.ledger.log_of(job)
+        log.parent.mkdir(exist_ok=True)
+        write_whole(log, f"{refusal}\n")
+        self.ledger.end(job, "failed", failure_of(str(refusal), ""))
+        print(f"job {job.number}: {job.shown}\n{refusal}", file=sys.stderr)
+        return job
 
     def _is_due(self, job: Job, config: Config) -> bool:
         """Whether there is something to do: not where it is done, or failed in a way that is not tried again."""
@@ -176,9 +197,8 @@ class Sweep:
                         display.step(job.number, job.shown, step, config.train.steps)
                         if value is None or judge is None or job.key in pruned or step >= config.train.steps:
                             continue
-                        if judge(at, step, value):
+                        if self._ends_early(judge, at, step, value, work, job, config):
                             pruned.add(job.key)
-                            work.end_early(job, config)
                 for future in ended:
                     at = running.pop(future)
                     del slots[at]
@@ -187,17 +207,30 @@ class Sweep:
                     if self._is_to_be_retried(jobs[at]):
                         queue.append(at)
 
+    def _ends_early(
+        self, judge: Judge, at: int, step: int, value: float, work: Work, job: Job, config: Config
+    ) -> bool:
+        """Whether the job was asked to end. What goes wrong with the asking costs time and no result, so it is said."""
+        try:
+            if judge(at, step, value):
+                work.end_early(job, config)
+                return True
+        except Exception as error:
+            print(f"job {job.number} goes on: {type(error).__name__}: {error}", file=sys.stderr)
+        return False
+
     def _ended(self, job: Job, outcome: Outcome, pruned: bool, measured: Measured) -> None:
         """Writes a job's end into the ledger and says it."""
         status, summary = outcome.status, measured.run.read_summary()
         value = summary.get(self.settings.objective)
         if status is None:
+            self.elsewhere += 1
             self.ledger.end(job, "pending", value=value)
         elif status == 0:
             self.ledger.end(job, "done", value=value)
         elif status > 128 and pruned:
             self.ledger.end(job, "pruned", value=measured.last)
-        elif status > 128 and self.signal:
+        elif status > 128 and (self.signal or outcome.failure is None):  # it was asked to stop, and has saved
             self.ledger.end(job, "pending")
         else:
             self.ledger.end(job, "failed", outcome.failure, value=None)
@@ -205,7 +238,7 @@ class Sweep:
         reached = f", {self.settings.objective} {job.value:.5g}" if job.value is not None else ""
         why = f" ({job.kind}): {job.reason}" if job.status == "failed" else ""
         self.console.print(f"job {job.number} is {job.status}{reached}{why}", markup=False)
-        if job.status == "failed" and not self.succeeded:
+        if job.status == "failed" and not self.succeeded and not self._is_to_be_retried(job):
             self.early.append(f"{job.kind}: {job.reason}")
             alike = self.settings.alike
             if len(self.early) == alike and len(set(self.early)) == 1:
@@ -236,30 +269,6 @@ def _guarded(work: Work, job: Job, config: Config, log: Path, slot: int) -> Outc
         with open(log, "a") as file:
             file.write(told)
         return Outcome(FAILED, classify("", told))
-
-
-class Measured:
-    """What a running job's metrics.jsonl says of its objective, line by line."""
-
-    def __init__(self, run: RunFolder, objective: str) -> None:
-        self.run, self.objective = run, objective
-        self.last: Optional[float] = None
-        self._offset, self._file = 0, 0
-
-    def new(self) -> List[Any]:
-        """(step, objective or None) of each line since the last call."""
-        if not self.run.metrics.exists():
-            return []
-        file = self.run.metrics.stat().st_ino
-        if file != self._file:  # written anew at a resume
-            self._file, self._offset = file, 0
-        found = []
-        for line, end in self.run.metric_lines(self._offset):
-            self._offset = end
-            value = line.get(self.objective)
-            self.last = value if value is not None else self.last
-            found.append((line["step"], value))
-        return found
 
 
 def sweep_in(folder: Path, config: Config, tracked: bool = True) -> Sweep:
