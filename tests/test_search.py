@@ -65,7 +65,7 @@ def test_what_cannot_be_searched_is_refused(small: List[str]) -> None:
 
 
 def test_the_shipped_search_composes() -> None:
-    done = train_py("-m", "experiment=tiny_search", "--cfg", "all")
+    done = train_py("experiment=tiny_search", "--cfg", "all")
     assert done.returncode == 0, done.stderr
     assert "optimizer.learning_rate: tag(log,interval(3e-4,3e-2))" in done.stdout
     assert "_target_: optuna.samplers.TPESampler" in done.stdout
