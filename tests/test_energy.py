@@ -6,7 +6,7 @@ import sys
 from typing import List
 
 import pytest
-from conftest import only_run, run_here
+from conftest import TRACKED, only_run, run_here
 
 from lm.account import costs
 from lm.compose import compose
@@ -14,6 +14,12 @@ from lm.energy import kg_a_kwh
 from lm.refusal import ConfigError
 
 MEASURED = ["profiling=system", "profiling.country=DEU"]
+
+
+@pytest.fixture
+def small(small: List[str]) -> List[str]:
+    """With MLflow."""
+    return [*small, TRACKED]
 
 
 def test_a_runs_energy_is_in_its_summary_in_mlflow_and_in_the_closing_table(

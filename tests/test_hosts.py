@@ -37,7 +37,7 @@ def test_a_host_that_is_killed_is_told_and_the_run_goes_on(small: List[str], two
     process = start(*overrides, *on_hosts(two_hosts), "run.experiment=hosts")
     wait_until(lambda: any(Path("outputs/hosts").glob("*/checkpoints/step-00000040")), process)
     subprocess.run(["pkill", "-9", "-f", f"lm.cli worker {two_hosts[1]}$"], check=True)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=150)[0]
     assert process.returncode == 1
     assert f"failed: cluster.hosts: 127.0.0.1:{two_hosts[1]} has gone; start lm worker there again" in output
     again = start_worker(two_hosts[1])

@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, on_hosts, only_run, run_here, start, train_lines, train_py, wait_until
+from conftest import ROOT, TRACKED, on_hosts, only_run, run_here, start, train_lines, train_py, wait_until
 from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.processes
@@ -127,7 +127,7 @@ def test_a_terminal_gets_a_bar_instead_of_lines(small: List[str]) -> None:
         except OSError:  # the other side has closed
             break
         shown += part
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=150) == 0
     assert "━" in shown.decode()
     assert "step 10/20" not in shown.decode()
     assert "finished at step 20 of 20" in shown.decode()
@@ -233,7 +233,7 @@ def test_the_number_of_processes_may_change(small: List[str], first: List[str], 
     process = start(*overrides, "run.experiment=changed", *first)
     wait_for_step("changed", 8, process)
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=150)
     assert process.returncode == 128 + signal.SIGTERM
     done = train_py(*overrides, "run.experiment=changed", *then)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -245,10 +245,10 @@ def test_the_number_of_processes_may_change(small: List[str], first: List[str], 
 @pytest.mark.parametrize("where", [[], TWO], ids=["single", "two"])
 def test_sigterm_saves_and_has_its_own_status(small: List[str], where: List[str]) -> None:
     overrides = [*small, *where, "train.steps=100000", "checkpoint.every_steps=100000", "train.eval_every_steps=100000"]
-    process = start(*overrides)
+    process = start(*overrides, TRACKED)
     wait_for_step("default", 5, process)
     os.kill(process.pid, signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=150)[0]
     assert process.returncode == 128 + signal.SIGTERM, output
     summary = json.loads((only_run() / "summary.json").read_text())
     assert summary["status"] == "stopped"
@@ -271,12 +271,12 @@ def test_nobody_survives_a_kill_of_the_launcher(small: List[str]) -> None:
     process = start(*small, *TWO, "train.steps=100000")
     wait_for_step("default", 5, process)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=150)
     assert nobody_is_left()
     again = start(*small, *TWO, "train.steps=100000")
     wait_for_step("default", 12, again)
     os.killpg(again.pid, signal.SIGTERM)
-    output = again.communicate(timeout=60)[0]
+    output = again.communicate(timeout=150)[0]
     assert again.returncode == 128 + signal.SIGTERM, output
     assert "resumed at step" in output
 
@@ -286,7 +286,7 @@ def test_a_signal_before_the_workers_have_begun_ends_the_job_at_once(small: List
     while process.poll() is None and not workers():
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=150)
     assert process.returncode == 128 + signal.SIGINT
     assert nobody_is_left()
 
@@ -296,7 +296,7 @@ def test_a_worker_that_dies_takes_the_others_along(small: List[str]) -> None:
     wait_for_step("default", 5, process)
     victim = next(p for p in python_workers() if p.environ().get("HOROVOD_RANK") == "1")
     victim.kill()
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=150)[0]
     assert process.returncode == 1, output
     assert "Process 1 exit with status code" in output.split("first cause:")[1]
     assert nobody_is_left()

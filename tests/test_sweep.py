@@ -14,7 +14,7 @@ from typing import Any, Dict, List
 
 import psutil
 import pytest
-from conftest import start, train_lines, train_py, wait_until
+from conftest import TRACKED, start, train_lines, train_py, wait_until
 
 from lm.cli import main
 from lm.failure import failure_of
@@ -23,6 +23,12 @@ from lm.run import RunFailed
 from lm.sweep.ledger import Job, Ledger
 
 RATES = "optimizer.learning_rate"
+
+
+@pytest.fixture
+def small(small: List[str]) -> List[str]:
+    """With MLflow."""
+    return [*small, TRACKED]
 
 
 def sweep_of(experiment: str = "default") -> Path:
@@ -287,7 +293,7 @@ def test_jobs_at_once_share_the_cores_and_a_signal_stops_them_all(small: List[st
     assert refused.returncode == 1
     assert "another process works on this sweep" in refused.stderr
     os.kill(process.pid, signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=150)[0]
     assert process.returncode == 128 + signal.SIGTERM, output
     assert not running_workers()
     jobs = jobs_of()
