@@ -69,7 +69,7 @@ def nobody_is_left() -> bool:
 
 def test_two_processes_make_one_run(small: List[str]) -> None:
     """One folder, one set of checkpoints, one MLflow run; tests/test_conformance.py has the losses."""
-    two = train_py(*small, *TWO, "run.experiment=two")
+    two = train_py(*small, TRACKED, *TWO, "run.experiment=two")
     assert two.returncode == 0, two.stdout + two.stderr
     assert json.loads((only_run("two") / "summary.json").read_text())["world"] == 2
     assert "[0] step 20/20" in two.stdout
@@ -140,7 +140,7 @@ def test_a_terminal_gets_a_bar_instead_of_lines(small: List[str]) -> None:
 def test_a_sweep_of_two_processes_makes_two_runs_and_leaves_nobody(small: List[str]) -> None:
     """L01: two folders with one configuration each, one MLflow run a job, ports free for the second job."""
     rates = "optimizer.learning_rate=1e-3,1e-4"
-    done = train_py("-m", rates, *small, *TWO, "train.steps=5", "schedule.warmup_steps=1")
+    done = train_py("-m", rates, *small, TRACKED, *TWO, "train.steps=5", "schedule.warmup_steps=1")
     assert done.returncode == 0, done.stdout + done.stderr
     runs = sorted(Path("outputs/default").glob("tiny-*"))
     assert len(runs) == 2
