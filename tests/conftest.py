@@ -92,14 +92,14 @@ SMALL = [
     "profiling=none",
     "tracking.uri=null",
 ]
-# For tests of MLflow. Importing it takes 12 s of a processor in every process, so the others do without.
-TRACKED = "tracking.uri=sqlite:///outputs/mlflow.db"
 
 
 @pytest.fixture
-def small(corpus: Path, prepared: Path) -> List[str]:
-    """The overrides of a run of 20 steps that takes a second."""
-    return [*SMALL, *dataset_overrides(corpus, prepared)]
+def small(corpus: Path, prepared: Path, request: pytest.FixtureRequest) -> List[str]:
+    """The overrides of a run of 20 steps that takes a second; with MLflow where a test is marked so."""
+    tracked = request.node.get_closest_marker("tracked") is not None
+    more = ["tracking.uri=sqlite:///outputs/mlflow.db"] if tracked else []
+    return [*SMALL, *dataset_overrides(corpus, prepared), *more]
 
 
 def run_here(overrides: List[str]) -> Dict[str, Any]:

@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any, Iterator, List
 
 import pytest
-from conftest import ROOT, TRACKED, free_port, train_py
+from conftest import ROOT, free_port, train_py
 from playwright.sync_api import Browser, expect, sync_playwright
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.tracked]
 PICTURES = ROOT / "docs" / "images"
-
-
-@pytest.fixture
-def small(small: List[str]) -> List[str]:
-    """With MLflow."""
-    return [*small, TRACKED]
 
 
 @pytest.fixture

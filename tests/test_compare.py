@@ -40,7 +40,7 @@ def test_two_runs_are_told_apart_by_the_setting_that_they_differ_in(
     small: List[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rate in ("1e-3", "3e-3"):
-        run_here([*small, "run.experiment=trial", "tracking.uri=null", f"optimizer.learning_rate={rate}"])
+        run_here([*small, "run.experiment=trial", f"optimizer.learning_rate={rate}"])
     capsys.readouterr()
     assert main(["compare", "outputs/trial", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -185,7 +185,7 @@ def test_the_command_composes_to_the_same_run(overrides: List[str]) -> None:
 
 
 def test_a_real_runs_command_is_short_and_has_its_hash(small: List[str], capsys: pytest.CaptureFixture[str]) -> None:
-    run_here([*small, "tracking.uri=null"])
+    run_here(small)
     capsys.readouterr()
     assert main(["reproduce", str(only_run())]) == 0
     words = shlex.split(capsys.readouterr().out)

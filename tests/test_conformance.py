@@ -30,7 +30,7 @@ def single(corpus: Path, prepared: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 class Conformance:
-    """What all are held to. A subclass says how its strategy is chosen, and which library the log is to name."""
+    """The suite. A subclass says how its strategy is chosen, and which library the log is to name."""
 
     chosen: Tuple[str, ...]
     library: str
@@ -55,10 +55,6 @@ class Conformance:
         assert summary["traces"] == 1
         assert (only_run() / "sample.txt").exists()
 
-
-class Whole(Conformance):
-    """And what depends on the adapter, not on its library or on where the blocks are cut."""
-
     def test_half_precision_with_its_loss_scale(self, single: Dict[str, Any], overrides: List[str]) -> None:
         """float16 to 5e-3: products round to 2^-11, and which sums are rounded follows the division of the batch."""
         done = train_py(*overrides, *HALF)
@@ -82,7 +78,7 @@ class Whole(Conformance):
         assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], abs=1e-5)
 
 
-class TestHorovod(Whole):
+class TestHorovod(Conformance):
     chosen = ("parallel=horovod", "cluster=local2", "train.microbatch_sequences=2")
     library = "horovod.tensorflow"
 
@@ -92,7 +88,7 @@ class TestSdp(Conformance):
     library = "lm.smdistributed_local.dataparallel"
 
 
-class TestTwoStages(Whole):
+class TestTwoStages(Conformance):
     """Blocks recomputed in the backward pass besides."""
 
     chosen = ("parallel=smp", "model.recompute=block")
@@ -104,12 +100,12 @@ class TestTwoStagesByHand(Conformance):
     library = "lm.smdistributed_local.modelparallel"
 
 
-class TestTwoReplicasOfTwoStages(Whole):
+class TestTwoReplicasOfTwoStages(Conformance):
     chosen = ("parallel=smp", "parallel.microbatches=2", "parallel.horovod=true", "cluster=local2")
     library = "lm.smdistributed_local.modelparallel"
 
 
-class TestTwoHosts(Whole):
+class TestTwoHosts(Conformance):
     library = "lm.smdistributed_local.modelparallel"
 
     @pytest.fixture

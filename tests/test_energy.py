@@ -6,20 +6,15 @@ import sys
 from typing import List
 
 import pytest
-from conftest import TRACKED, only_run, run_here
+from conftest import only_run, run_here
 
 from lm.account import costs
 from lm.compose import compose
 from lm.energy import kg_a_kwh
 from lm.refusal import ConfigError
 
+pytestmark = pytest.mark.tracked
 MEASURED = ["profiling=system", "profiling.country=DEU"]
-
-
-@pytest.fixture
-def small(small: List[str]) -> List[str]:
-    """With MLflow."""
-    return [*small, TRACKED]
 
 
 def test_a_runs_energy_is_in_its_summary_in_mlflow_and_in_the_closing_table(

@@ -134,7 +134,7 @@ def test_every_gpu_type_has_its_rows() -> None:
     assert all(grid.pue >= 1 for grid in grids().values())
 
 
-@settings(max_examples=8, deadline=None)  # each composes
+@settings(max_examples=20, deadline=None)  # each composes
 @given(hosts_more=st.integers(1, 6), steps=st.integers(2, 10**6))
 def test_more_machines_never_take_longer_to_compute_and_more_steps_take_longer(hosts_more: int, steps: int) -> None:
     run = ["model=125m", "parallel=horovod", "cluster.instance_type=ml.p4d.24xlarge"]

@@ -118,7 +118,7 @@ def test_constant_holds() -> None:
     np.testing.assert_allclose(rates(["schedule=constant", "schedule.warmup_steps=2"], 5), [0.5, 1, 1, 1, 1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(["constant", "cosine", "wsd"]),
     steps=st.integers(1, 40),

@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import numpy as np
 import psutil
 import pytest
-from conftest import ROOT, TRACKED, on_hosts, only_run, run_here, start, train_lines, train_py, wait_until
+from conftest import ROOT, on_hosts, only_run, run_here, start, train_lines, train_py, wait_until
 from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.processes
@@ -67,9 +67,10 @@ def nobody_is_left() -> bool:
 # --- several processes are one run --------------------------------------------------------------------
 
 
+@pytest.mark.tracked
 def test_two_processes_make_one_run(small: List[str]) -> None:
     """One folder, one set of checkpoints, one MLflow run; tests/test_conformance.py has the losses."""
-    two = train_py(*small, TRACKED, *TWO, "run.experiment=two")
+    two = train_py(*small, *TWO, "run.experiment=two")
     assert two.returncode == 0, two.stdout + two.stderr
     assert json.loads((only_run("two") / "summary.json").read_text())["world"] == 2
     assert "[0] step 20/20" in two.stdout
@@ -137,10 +138,11 @@ def test_a_terminal_gets_a_bar_instead_of_lines(small: List[str]) -> None:
 # --- sweeps ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.tracked
 def test_a_sweep_of_two_processes_makes_two_runs_and_leaves_nobody(small: List[str]) -> None:
     """L01: two folders with one configuration each, one MLflow run a job, ports free for the second job."""
     rates = "optimizer.learning_rate=1e-3,1e-4"
-    done = train_py("-m", rates, *small, TRACKED, *TWO, "train.steps=5", "schedule.warmup_steps=1")
+    done = train_py("-m", rates, *small, *TWO, "train.steps=5", "schedule.warmup_steps=1")
     assert done.returncode == 0, done.stdout + done.stderr
     runs = sorted(Path("outputs/default").glob("tiny-*"))
     assert len(runs) == 2
@@ -242,10 +244,11 @@ def test_the_number_of_processes_may_change(small: List[str], first: List[str], 
     assert [line["tokens"] for line in train_lines(only_run("changed"))] == [256 * step for step in range(1, 21)]
 
 
+@pytest.mark.tracked
 @pytest.mark.parametrize("where", [[], TWO], ids=["single", "two"])
 def test_sigterm_saves_and_has_its_own_status(small: List[str], where: List[str]) -> None:
     overrides = [*small, *where, "train.steps=100000", "checkpoint.every_steps=100000", "train.eval_every_steps=100000"]
-    process = start(*overrides, TRACKED)
+    process = start(*overrides)
     wait_for_step("default", 5, process)
     os.kill(process.pid, signal.SIGTERM)
     output = process.communicate(timeout=150)[0]

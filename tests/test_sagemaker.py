@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TRACKED, only_run, run_here, train_lines, train_py
+from conftest import only_run, run_here, train_lines, train_py
 from rich.console import Console
 from sagemaker_service import BUCKET, Service, start_service
 
@@ -25,14 +25,8 @@ from lm.sagemaker.follow import Follower
 from lm.sagemaker.launch import run_job
 from lm.sweep.ledger import Ledger
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.tracked]
 QUICK = {"poll_seconds": 0.2, "retry_seconds": 0.05}
-
-
-@pytest.fixture
-def small(small: list[str]) -> list[str]:
-    """With MLflow."""
-    return [*small, TRACKED]
 
 
 @pytest.fixture

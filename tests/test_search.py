@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from lm.sweep.ledger import Ledger
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-3,1e-2))"
-SEARCH = ["hydra/sweeper=optuna", "tracking.uri=null"]
+SEARCH = ["hydra/sweeper=optuna"]
 
 
 def study_of(experiment: str = "default") -> optuna.Study:

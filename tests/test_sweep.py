@@ -14,7 +14,7 @@ from typing import Any, Dict, List
 
 import psutil
 import pytest
-from conftest import TRACKED, start, train_lines, train_py, wait_until
+from conftest import start, train_lines, train_py, wait_until
 
 from lm.cli import main
 from lm.failure import failure_of
@@ -22,13 +22,8 @@ from lm.points import ALONE, some_points, sweep_folder, swept_keys
 from lm.run import RunFailed
 from lm.sweep.ledger import Job, Ledger
 
+pytestmark = pytest.mark.tracked
 RATES = "optimizer.learning_rate"
-
-
-@pytest.fixture
-def small(small: List[str]) -> List[str]:
-    """With MLflow."""
-    return [*small, TRACKED]
 
 
 def sweep_of(experiment: str = "default") -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 import pytest
-from conftest import TRACKED, free_port, only_run, run_here, train_lines, train_py
+from conftest import free_port, only_run, run_here, train_lines, train_py
 
 from lm.cli import main
 from lm.run import RunFailed, RunFolder
@@ -24,11 +24,7 @@ from lm.tracking import sender
 from lm.tracking.names import absolute, flatten, legal_names
 from lm.tracking.run import replay
 
-
-@pytest.fixture
-def small(small: List[str]) -> List[str]:
-    """With MLflow."""
-    return [*small, TRACKED]
+pytestmark = pytest.mark.tracked
 
 
 def client(uri: str = "sqlite:///outputs/mlflow.db") -> Any:
